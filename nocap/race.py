@@ -332,9 +332,9 @@ def _arms(
 
 def _readers(options: argparse.Namespace) -> tuple[list[MetricReader], list[GuardReader]]:
     """Return what is compared, and what may not be worse."""
+    from nocap.metrics import Better
     from nocap.sources.command_output import MetricReader, number
     from nocap.sources.race import COST_NAMES, GuardReader
-    from nocap.store.metrics import Better
 
     readers = list[MetricReader]()
     guards = list[GuardReader]()

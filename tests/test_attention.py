@@ -18,7 +18,7 @@ from nocap.config.compose import compose
 from nocap.model.attention import flex, fused, materialized, prepare_flex
 from nocap.model.compiled import compiled
 from nocap.model.sliding import blocks
-from nocap.options.attention.softmax import Kernel
+from nocap.options.attention.kernel import Kernel
 
 HEADS = [(4, 4), (6, 2), (4, 1)]  # H, K
 # around the smallest block and its multiples

@@ -19,7 +19,7 @@ from nocap.config.run import Run
 from nocap.config.trainer import Precision
 from nocap.data.batches import microbatches
 from nocap.model.gpt import GPT, build_model, count_parameters
-from nocap.model.language_model import Loss
+from nocap.model.loss import Loss
 from nocap.training.build import autocast
 from nocap.training.build_optimizers import build_optimizers
 

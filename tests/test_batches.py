@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nocap.data.batches import Windows, permutation, sequences_of, splitmix64, target_bytes
+from nocap.data.batches import sequences_of, target_bytes
 from nocap.data.shards import write_shard
 from nocap.data.tokenizer import END_OF_TEXT, token_bytes
 from nocap.data.tokens import Shard
-from nocap.options.data import Order
+from nocap.data.windows import Windows, permutation, splitmix64
+from nocap.options.data.reading import Order
 from nocap.options.tokenizer.vocabulary import BuiltIn, Vocabulary
 
 

@@ -16,9 +16,9 @@ import pytest
 from scipy import stats
 
 from nocap.judge.gain import Gain
+from nocap.metrics import METRICS, Scale
 from nocap.report.figures_in_words import stated
 from nocap.store.measurement import Per
-from nocap.store.metrics import METRICS, Scale
 from nocap.study import (
     board,
     board_pages,

@@ -36,7 +36,7 @@ from nocap.config.plain import dump, load, to_plain
 from nocap.config.run import Run
 from nocap.config.trainer import Compile, Device, Precision, Trainer
 from nocap.model.gpt import GPT, build_model
-from nocap.options.attention.softmax import Kernel
+from nocap.options.attention.kernel import Kernel
 from nocap.options.schedule import Schedule
 from nocap.training.build_optimizers import build_optimizers, set_lr
 from tests.conftest import REPO

@@ -35,7 +35,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from nocap.launch.plan import Plan
-from nocap.launch.run_folder import ended_summary, outcome
 from nocap.store.file_writing import unfinished
 from nocap.store.rows_file import RowsFile
 from nocap.store.runs import load_runs
@@ -259,7 +258,7 @@ def durable_step(made: Recorder, first: int) -> int:
 def check(what: str, at: Path, twin: Twin, *, least: int) -> None:
     """Read the state as a resume would."""
     this = planned(at)
-    if outcome(this) is not None:
+    if this.outcome() is not None:
         assert load_runs([this.run_dir]).unreadable == {}, what
         state = state_of(twin.this.run_dir)
         assert state_of(this.run_dir) == state, what
@@ -281,11 +280,11 @@ def check(what: str, at: Path, twin: Twin, *, least: int) -> None:
 
 def resumes_to_the_same_bits(what: str, at: Path, twin: Twin) -> None:
     this = planned(at)
-    if outcome(this) is None:
+    if this.outcome() is None:
         start(this)
     state = state_of(twin.this.run_dir)
     assert state_of(this.run_dir) == state, what
-    assert outcome(planned(at)) is not None, what
+    assert planned(at).outcome() is not None, what
     assert unfinished(this.run_dir / "checkpoints") == [], what
 
 
@@ -361,7 +360,7 @@ def trained(
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (full_at, resource.RLIM_INFINITY))
     this = planned(out, *words)
-    if ended_summary(this) is not None:
+    if this.ended_summary() is not None:
         return 0
     return CODES[start(this, **how).status]
 

@@ -24,12 +24,13 @@ import tiktoken.load
 import tiktoken.registry
 
 from nocap.config.compose import compose
-from nocap.data import batches, corpus, overlap, shard_cache, shards, synthetic, tokenizer
+from nocap.data import corpus, overlap, shard_cache, shards, synthetic, tokenizer
 from nocap.data.__main__ import main
 from nocap.data.prepare import Dataset, prepare
 from nocap.data.shards import scan, write_shard
 from nocap.data.tokens import map_tokens
-from nocap.options.data import Order, TokenType
+from nocap.data.windows import Windows
+from nocap.options.data.reading import Order, TokenType
 from nocap.options.data.synthetic import Synthetic
 from nocap.options.data.text import Text
 from nocap.options.tokenizer.vocabulary import BuiltIn, Vocabulary
@@ -787,7 +788,7 @@ def test_a_file_without_a_header_has_the_tokens_of_the_shard_with_one(folder, ca
         run = compose(words)
         dataset = prepare(run.data, run.tokenizer, cache_dir=cache)
         all_shards = (*dataset.train, *dataset.val)
-        windows = [batches.Windows([each], **ONE_BY_ONE) for each in all_shards]
+        windows = [Windows([each], **ONE_BY_ONE) for each in all_shards]
         scales = [read.at(range(read.n)).tolist() for read in windows]
         written.append(scales)
     assert written[0] == written[1]

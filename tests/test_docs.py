@@ -52,7 +52,6 @@ ROOMS = (
     "model",
     "options",
     "options/tracker/wandb",
-    "proposals",
     "report",
     "runs",
     "sessions",
@@ -60,6 +59,7 @@ ROOMS = (
     "sources/logs",
     "store",
     "study",
+    "study/proposals",
     "training",
 )
 EVIDENCE = [

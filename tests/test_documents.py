@@ -33,7 +33,7 @@ from nocap.model.attention import flex_mask, seen
 from nocap.model.flops import flops_per_token
 from nocap.model.gpt import GPT, build_model
 from nocap.model.position import document_positions
-from nocap.options.attention.softmax import Kernel
+from nocap.options.attention.kernel import Kernel
 from nocap.study.study_plan import check_fair
 from tests.attempts import state_of
 from tests.conftest import FAULTS, REPO, SMALL, Door, rows_of, the_run, used

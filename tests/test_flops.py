@@ -22,12 +22,12 @@ from nocap.measure.roofline import count
 from nocap.measure.timed_arm import TimedArm
 from nocap.model.flops import component_flops, flops_per_token
 from nocap.model.gpt import GPT
-from nocap.proposals.override_proposals import check_flops
 from nocap.report.comparison_tables import render
 from nocap.store.record_files import read_json
 from nocap.store.rows_file import RowsFile
 from nocap.store.runs import load_runs
 from nocap.study.bounds import _flops
+from nocap.study.proposals.override_proposals import check_flops
 from tests.conftest import REPO
 from tests.in_process import TINY, planned, start
 
@@ -259,7 +259,7 @@ from nocap.options.objective import Objective
 class Other(Objective):
     kind: str = "other"
     def loss(self, head, x_BTC, targets_BT):
-        from nocap.model.language_model import Loss
+        from nocap.model.loss import Loss
         twice = head.next_token(x_BTC, targets_BT) + head.next_token(x_BTC.tanh(), targets_BT)
         return Loss(twice, {"next_token": twice.detach() / 2, "again": twice.detach() / 2})
 """

@@ -15,7 +15,7 @@ from nocap import export
 from nocap import generate as command
 from nocap.config.plain import load as load_config
 from nocap.generation.sampling import load
-from nocap.options.attention.softmax import Kernel
+from nocap.options.attention.kernel import Kernel
 from tests.attempts import on_a_terminal, sealed, stamp
 from tests.conftest import Undisturbed
 

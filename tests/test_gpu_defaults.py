@@ -25,8 +25,8 @@ from nocap.launch.search import plan_search
 from nocap.launch.worker_failure import no_room
 from nocap.measure.bench_arms import compose_arms
 from nocap.model.flops import flops_per_token
-from nocap.proposals.campaign import Proposals
-from nocap.proposals.override_proposals import of_overrides
+from nocap.study.proposals.campaign import Proposals
+from nocap.study.proposals.override_proposals import of_overrides
 from nocap.study.study_plan import compose_arms as compose_study
 from tests.conftest import REPO, Door
 from tests.studies import LOSS, loaded, study
@@ -260,8 +260,8 @@ def test_a_proposal_beyond_graphs_has_none_and_its_baseline_keeps_them(
         graphs.append([side.run.trainer.cuda_graphs for side in sides.values()])
         return []
 
-    monkeypatch.setattr("nocap.proposals.override_proposals.trainings", trainings)
-    monkeypatch.setattr("nocap.proposals.override_proposals.train", lambda *given: {})
+    monkeypatch.setattr("nocap.study.proposals.override_proposals.trainings", trainings)
+    monkeypatch.setattr("nocap.study.proposals.override_proposals.train", lambda *given: {})
     for proposal in proposed(tmp_path, SHORT, BETWEEN, "attention=gqa").proposals:
         proposal.measure([])
     assert graphs == [[False, True], [True, True]]  # each proposal before its baseline

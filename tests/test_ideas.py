@@ -388,14 +388,14 @@ def test_check_finds_state_that_a_checkpoint_does_not_hold(tmp_path: Path):
 PARALLEL = """
 from dataclasses import dataclass
 from nocap.model.gpt import Block
-from nocap.options.model import Model
+from nocap.options.model.gpt import Gpt
 
 class Parallel(Block):
     def branches(self, x_BTC, context):
         return self.attention(x_BTC, context, *self.of_qkv) + self.mlp(x_BTC) - x_BTC
 
 @dataclass(kw_only=True)
-class ParallelModel(Model):
+class ParallelModel(Gpt):
     kind: str = "parallel"
     def build_block(self, run, layer):
         return Parallel(run, layer)
@@ -405,7 +405,8 @@ BIGRAM = """
 from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import nn
-from nocap.model.language_model import LanguageModel, Loss
+from nocap.model.language_model import LanguageModel
+from nocap.model.loss import Loss
 from nocap.options.model import Model
 
 class Bigram(LanguageModel):

@@ -14,8 +14,8 @@ from scipy import stats
 
 from nocap.judge.gain import Gain
 from nocap.judge.verdict import ClaimWord
+from nocap.metrics import METRICS, Scale
 from nocap.store.measurement import Per
-from nocap.store.metrics import METRICS, Scale
 from nocap.study.study_result import StudyResult
 from tests.conftest import REPO
 from tests.studies import (

@@ -15,7 +15,8 @@ from nocap.model.compiled import TUNED, compile_in_place, compiled
 from nocap.model.fp8 import Fp8Linear
 from nocap.model.gpt import GPT, build_model, count_parameters
 from nocap.model.norm import rms_norm
-from nocap.options.attention.softmax import Kernel, Softmax
+from nocap.options.attention.kernel import Kernel
+from nocap.options.attention.softmax import Softmax
 from nocap.options.mlp.feedforward import Activation
 from nocap.options.model import NormPlacement
 from nocap.options.norm.channels import ChannelNorm, NormKind

@@ -23,7 +23,7 @@ from nocap.judge.power import (
     noise_at_equal_loss,
     noise_of,
 )
-from nocap.store.metrics import METRICS
+from nocap.metrics import METRICS
 from nocap.store.record import Record
 from nocap.store.runs import load_runs
 from tests.conftest import Door

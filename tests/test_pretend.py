@@ -206,7 +206,7 @@ def test_the_longest_sequences_of_the_sliding_study_fit(pretended):
 KERNELS = """
 from nocap.config.compose import compose
 from nocap.config.trainer import Precision
-from nocap.options.attention import kernel_name
+from nocap.model.attention_facts import kernel_name
 for words in ([], ["attention.kernel=flash"], ["attention.kernel=cudnn"]):
     run = compose(["experiment=nocap_baseline", "tracker=none", "trainer.device=cuda", *words])
     print(kernel_name(run, run.trainer.precision), kernel_name(run, run.trainer.val_precision))
@@ -423,9 +423,9 @@ READS = """
 from nocap.measure.bench_arms import compose_arms
 from nocap.measure.bench import bench
 from nocap.measure.timed_arm import TimedArm
-from nocap.model.gpt import Head
-forward = Head.forward
-Head.forward = lambda self, *args: (args[0].sum().item(), forward(self, *args))[1]
+from nocap.model.gpt import GPTHead
+forward = GPTHead.forward
+GPTHead.forward = lambda self, *args: (args[0].sum().item(), forward(self, *args))[1]
 base = ["model=nano", "tracker=none", "trainer.device=cuda", "trainer.compile=off"]
 runs = compose_arms(base, ["trainer.cuda_graphs=false", "trainer.cuda_graphs=true"])
 arms = [TimedArm(*each) for each in runs.items()]
@@ -449,17 +449,17 @@ LOGS = """
 import sys, time
 from nocap.config.compose import compose
 from nocap.measure.timed_arm import random_tokens
-from nocap.model.gpt import Head
+from nocap.model.gpt import GPTHead
 from nocap.model.logged import log
 from nocap.training.ledger import Ledger
 from nocap.training.warm_up import warm_up
 from nocap.training.build import build
 from nocap.training.step import take_step
-forward = Head.forward
+forward = GPTHead.forward
 def logging(self, *args):
     log(self, "gate", args[0])
     return forward(self, *args)
-Head.forward = logging
+GPTHead.forward = logging
 run = compose(["model=nano", "tracker=none", "data=synthetic", "trainer.device=cuda",
     "trainer.cuda_graphs=true", *sys.argv[1:]])
 with random_tokens(run) as job:

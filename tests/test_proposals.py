@@ -19,9 +19,9 @@ import pytest
 from scipy import stats
 
 from nocap.judge.proposal import BatchQuestion, LossPair, ProposalWord, batches_above, judge
-from nocap.proposals.campaign import MOST_PROPOSALS, Campaign
 from nocap.study.__main__ import main
 from nocap.study.log import FILE, AnswerLine, LogLine, PairLine, ProposalLine
+from nocap.study.proposals.campaign import MOST_PROPOSALS, Campaign
 from nocap.study.spec import Propose
 from tests.attempts import wait_until
 from tests.conftest import INTERRUPTIBLE, REPO, SMALL, Door, Finished

@@ -20,6 +20,7 @@ from scipy import stats
 
 from nocap import race
 from nocap.config.errors import FailedError
+from nocap.metrics import Better
 from nocap.sources import command, command_output
 from nocap.sources.command import Command
 from nocap.sources.command_output import LOG, RESULT, MetricReader
@@ -28,7 +29,6 @@ from nocap.sources.race import Race
 from nocap.sources.race_arms import of_commands, of_refs
 from nocap.sources.race_json import written
 from nocap.store.lease import HeldError
-from nocap.store.metrics import Better
 from tests.attempts import wait_until
 from tests.conftest import INTERRUPTIBLE, REPO
 from tests.test_interval import of_a_mixed_model

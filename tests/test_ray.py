@@ -16,8 +16,9 @@ import pytest
 from nocap.config.compose import compose
 from nocap.config.trainer import Device
 from nocap.launch.cluster_cell import CellJob
+from nocap.launch.ray_tasks import RayTasks, _task, connected, need_of
 from nocap.launch.runner import Runner
-from nocap.options.launcher.ray import Ray, RayTasks, _task, connected, need_of
+from nocap.options.launcher.ray import Ray
 from tests.attempts import processes, wait_until
 from tests.conftest import FAULTS, SMALL, rows_of
 from tests.grids import CELL, Background, grid_of, summaries

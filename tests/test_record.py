@@ -19,7 +19,6 @@ from nocap.launch.attempt import clean, hold
 from nocap.launch.grid import Cell, Grid
 from nocap.launch.plan import Plan
 from nocap.launch.record_head import write_record_head
-from nocap.launch.run_folder import ended_summary, outcome
 from nocap.launch.run_result import RunResult
 from nocap.store.checkpoints import name_of
 from nocap.store.file_writing import append_text
@@ -77,7 +76,7 @@ def edit(path: Path, *without: str, **changed: Any) -> None:
 def same_end(this: Plan, whole: Path) -> None:
     run_dir = planned(whole, SEED).run_dir
     assert state_of(this.run_dir) == state_of(run_dir)
-    assert outcome(this) is not None
+    assert this.outcome() is not None
     assert load_runs([this.run_dir]).unreadable == {}
 
 
@@ -182,12 +181,12 @@ def test_a_damaged_end_is_named_and_made_again_from_the_last_checkpoint_or_refus
     (notice,) = again(this).notices
     assert name in told
     assert name in notice
-    assert outcome(this) is None
+    assert this.outcome() is None
     assert "not believed; the run goes on from its last checkpoint" in notice
     kept = weights.rename(tmp_path / "kept")
     before = digests(this.run_dir)
     with pytest.raises(ValueError, match=rf"{name}.* there is no valid checkpoint to repair it"):
-        ended_summary(again(this))
+        again(this).ended_summary()
     assert digests(this.run_dir) == before
     kept.rename(weights)
     assert start(again(this)).step == STEPS
@@ -207,7 +206,7 @@ def test_a_checkpoint_that_no_run_can_go_on_from_mends_no_record(
     (this.run_dir / "summary.json").write_text("{")
     assert len(newest_valid(newest.parent).invalid) == 1
     with pytest.raises(ValueError, match="there is no valid checkpoint to repair it"):
-        ended_summary(again(this))
+        again(this).ended_summary()
 
 
 def test_finished_forged_half_way_is_trained_to_its_end(
@@ -215,9 +214,9 @@ def test_finished_forged_half_way_is_trained_to_its_end(
 ) -> None:
     this = copied(half, tmp_path)
     edit(this.run_dir / "summary.json", status="finished")
-    assert outcome(this) is None
+    assert this.outcome() is None
     edit(this.run_dir / "summary.json", "sha256")  # as if an older nocap had written it
-    assert outcome(this) is None
+    assert this.outcome() is None
     start(again(this))
     same_end(this, whole)
 
@@ -236,11 +235,11 @@ def test_nothing_of_another_run_is_believed(whole: Path, half: Path, tmp_path: P
     same_end(this, whole)
     for name in ("summary.json", "metrics.jsonl"):
         shutil.copy(other.run_dir / name, this.run_dir / name)
-    assert outcome(this) is None
+    assert this.outcome() is None
     shutil.copy(other.run_dir / "manifest.json", this.run_dir / "manifest.json")
     refusal = f"be of the run in the folder's name, {this.identity}, got {other.identity}"
     with pytest.raises(ValueError, match=refusal):
-        ended_summary(again(this))
+        again(this).ended_summary()
 
 
 # --- compare --------------------------------------------------------------------------------------

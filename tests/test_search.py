@@ -18,8 +18,8 @@ from nocap.config.compose import composed
 from nocap.config.flags import GridFlags
 from nocap.config.trainer import Device, Sampler, Search
 from nocap.launch import search as searching
-from nocap.launch import search_trial
 from nocap.launch.multirun import multirun
+from nocap.launch.plan import Plan
 from nocap.launch.search import options_in, plan_search
 from nocap.launch.search_space import describe, ends, propose, space_of, words_of
 from nocap.launch.this_machine import ThisMachine, one_at_a_time
@@ -273,7 +273,7 @@ def fake(monkeypatch):
     def made(loss):
         trainer = Trainer(loss)
         monkeypatch.setattr(searching, "Runner", trainer)
-        monkeypatch.setattr(search_trial, "ended_summary", trainer.outcome)
+        monkeypatch.setattr(Plan, "ended_summary", lambda plan: trainer.outcome(plan))
         return trainer
 
     return made

@@ -17,10 +17,10 @@ from scipy import stats
 from nocap.config.compose import compose
 from nocap.judge.cautious_interval import of_pairs
 from nocap.judge.claim import Claim
+from nocap.metrics import METRICS
 from nocap.model.flops import component_flops
 from nocap.sessions.session_file import SessionFile
 from nocap.store.measurement import Ending, Per
-from nocap.store.metrics import METRICS
 from nocap.store.step_parts import HELD
 from nocap.study import board, claim_row, claim_words, result_schema, study_pages
 from nocap.study.bounds import bound

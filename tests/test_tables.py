@@ -18,11 +18,11 @@ from nocap.judge.differences import Difference, DifferenceWord
 from nocap.judge.interval import Estimate
 from nocap.measure.bench_result import ArmStatus, Bench, BenchedArm, Facts, FlopPeak, Mfu
 from nocap.measure.bench_table import render_bench
+from nocap.metrics import METRICS, Scale
 from nocap.report import comparison_tables
 from nocap.report.figures_in_words import measured
 from nocap.runs import __main__ as runs
 from nocap.sources import race_tables
-from nocap.store.metrics import METRICS, Scale
 from nocap.store.record import Record
 from nocap.study import study_pages
 from tests import test_profile_difference as profiles

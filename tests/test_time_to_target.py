@@ -22,8 +22,8 @@ from nocap.judge.time_to_target import (
     widening,
 )
 from nocap.judge.verdict import ClaimWord, Verdict, judge
+from nocap.metrics import METRICS, Scale
 from nocap.store.measurement import Ending, Measurement
-from nocap.store.metrics import METRICS, Scale
 
 A = 8.0
 B = 0.4

@@ -16,8 +16,8 @@ from nocap.judge.differences import DifferenceWord
 from nocap.judge.races import NOT_REACHED, Limit, RacedArm, RaceQuestion, RaceRows, judge
 from nocap.judge.time_to_target import TargetCrossing
 from nocap.judge.verdict import ClaimWord, Reason
+from nocap.metrics import METRICS, Better, Kind, MadeBy, Metric
 from nocap.store.measurement import Measurement
-from nocap.store.metrics import METRICS, Better, Kind, MadeBy, Metric
 
 WALL = METRICS["wall_s"]
 STEPS = METRICS["steps_to_target"]

@@ -17,9 +17,9 @@ from nocap.judge.claim import Claim, Guard, Mechanism
 from nocap.judge.claim_gains import Missing
 from nocap.judge.interval import Estimate
 from nocap.judge.verdict import ClaimWord, Reason, Verdict
+from nocap.metrics import METRICS, Scale
 from nocap.report import figures_in_words
 from nocap.store.measurement import Ending, Measurement, Per
-from nocap.store.metrics import METRICS, Scale
 
 Values = Sequence[float | None]
 NO_BOUND = Mechanism(bound=None, formula="none")

@@ -20,7 +20,7 @@ from nocap.judge.interval import Estimate, Position
 from nocap.report import forest
 from nocap.report.figures_in_words import measured as in_words
 from nocap.report.table import Column, Table
-from nocap.store.metrics import METRICS, Metric, Scale
+from nocap.metrics import METRICS, Metric, Scale
 from nocap.study.claim_words import is_known
 from nocap.study.study_folder import load_study
 from nocap.study.study_pages import all_results

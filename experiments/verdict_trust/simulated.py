@@ -29,7 +29,7 @@ from nocap.judge.interval import Array, half_width
 from nocap.judge.verdict import ClaimWord, judge
 from nocap.report.table import markdown
 from nocap.store.measurement import Measurement
-from nocap.store.metrics import METRICS, Scale
+from nocap.metrics import METRICS, Scale
 
 HERE = Path(__file__).resolve().parent
 START = "<!-- tables: written by simulated.py -->"

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from nocap.config.keys import require
 
-if TYPE_CHECKING:
-    from nocap.config.run import Run
+# A run, where an interface is asked about one. The tree of a run, `nocap.config.run.Run`, holds the
+# options, so no interface names it. What an interface itself reads is in
+# `nocap.options.run_parts.RunParts`; an option's own methods have `run: Run`.
+AnyRun = Any
 
 
 # With `slots` a dataclass is made anew, and `super()` in it would mean the class before. So a
@@ -46,7 +48,7 @@ class Option:
         """Refuse, with `require`, values that do not fit each other. A number's limits stand with
         its key: `key(ge=0, lt=1)`."""
 
-    def check(self, run: Run) -> None:
+    def check(self, run: AnyRun) -> None:
         """Refuse, with `require`, values that do not fit other groups' options."""
 
     def learns_from(self) -> str | None:

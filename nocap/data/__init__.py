@@ -11,5 +11,6 @@ Its files:
     shards        write a shard, and check one before a run reads it
     tokens        read the tokens of a shard
     overlap       how much of validation stands in training, too
+    windows       the stretches of tokens that are read, in the order of training
     batches       which tokens each step reads
 """

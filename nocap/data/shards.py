@@ -24,7 +24,7 @@ from nocap.data.tokens import (
     raw_count,
     read_count,
 )
-from nocap.options.data import TokenType
+from nocap.options.data.reading import TokenType
 from nocap.store.file_writing import write_file
 
 CHUNK_BYTES = 1 << 22  # read at once in a scan; even, so that no token is split

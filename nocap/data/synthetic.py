@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from nocap.data.batches import splitmix64
 from nocap.data.shard_cache import NewSet, cached_set, write_shards
 from nocap.data.shards import ShardSet
+from nocap.data.windows import splitmix64
 from nocap.options.tokenizer import Tokenizer
 
 CHUNK_TOKENS = 1_000_000

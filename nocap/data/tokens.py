@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from nocap.options.data import TokenType
+from nocap.options.data.reading import TokenType
 
 MAGIC, VERSION = 20240520, 1
 HEADER_BYTES, TOKEN_BYTES = 1024, 2

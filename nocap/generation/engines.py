@@ -17,10 +17,11 @@ from torch import Tensor
 
 from nocap.config.option import declared
 from nocap.config.run import Run
-from nocap.model.attention import CausalSelfAttention, Mixer
 from nocap.model.compiled import compiled as compile_
+from nocap.model.context import Mixer
 from nocap.model.gpt import GPT, Block
 from nocap.model.language_model import LanguageModel
+from nocap.model.self_attention import CausalSelfAttention
 
 PROBED = 12  # tokens on which a cache is tried before it is trusted
 

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from nocap.config.run import added_keys
-from nocap.store.metrics import OF_A_RUN
+from nocap.metrics import OF_A_RUN
 from nocap.store.record import Config, Machine, Parts, Record
 from nocap.store.record_files import digest
 from nocap.store.times import moment

@@ -18,8 +18,8 @@ from nocap.judge.cautious_interval import CLOCK_BIAS, Declared
 from nocap.judge.claim import TO_TARGET, Claim
 from nocap.judge.gain import Gain
 from nocap.judge.interval import LEAST_PAIRS, analyses, analysis_of
+from nocap.metrics import METRICS, Better, Kind, Metric, Scale, is_log
 from nocap.store.measurement import Ending, Measurement, Per
-from nocap.store.metrics import METRICS, Better, Kind, Metric, Scale, is_log
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 
 from nocap.config.hardware import Fact
+from nocap.metrics import METRICS, Better
 from nocap.store.measurement import Ending, Measurement, Per
-from nocap.store.metrics import METRICS, Better
 from nocap.store.record import Curve
 
 

@@ -28,7 +28,7 @@ from nocap.judge.interval import (
     shared,
 )
 from nocap.judge.looks import Looks, looks_at
-from nocap.store.metrics import METRICS, Better, Kind
+from nocap.metrics import METRICS, Better, Kind
 
 
 class DifferenceWord(Enum):

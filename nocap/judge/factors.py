@@ -22,7 +22,7 @@ from nocap.judge.differences import Difference, DifferenceTable, DifferenceWord,
 from nocap.judge.equal_loss import BaselineLengths, Logarithms, TimeAtEqualLoss, judge_rows, mean_of
 from nocap.judge.interval import ROUNDING, Estimate, Position, of_arms, subtract
 from nocap.judge.pace import TOKEN_US, Paces
-from nocap.store.metrics import METRICS, Kind
+from nocap.metrics import METRICS, Kind
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

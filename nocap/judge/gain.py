@@ -23,8 +23,8 @@ from nocap.judge.interval import (
     of_pairs,
     pairs_to_decide,
 )
+from nocap.metrics import Kind, Metric, Scale, is_log
 from nocap.store.measurement import Per
-from nocap.store.metrics import Kind, Metric, Scale, is_log
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -33,8 +33,8 @@ from nocap.judge.interval import (
 )
 from nocap.judge.time_to_target import TargetCrossing, too_coarse, widening
 from nocap.judge.verdict import ClaimWord, Reason, word_of_positions
+from nocap.metrics import METRICS, Better, Kind, Metric
 from nocap.store.measurement import Measurement
-from nocap.store.metrics import METRICS, Better, Kind, Metric
 
 NOT_REACHED = "a run never came to the target, or began at it"
 IGNORES_SEED = "n=1: all repeats are equal to rounding, the commands ignore their seed"

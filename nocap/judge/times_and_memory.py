@@ -13,7 +13,7 @@ from nocap.judge.cautious_interval import CLOCK_BIAS, between, pooled
 from nocap.judge.confounders import machines_differ, steps_alike
 from nocap.judge.interval import BySeed, Estimate
 from nocap.judge.pace import Paces
-from nocap.store.metrics import METRICS, Kind
+from nocap.metrics import METRICS, Kind
 
 # of one machine only; a run's wall clock has no ratio, for it holds what else the machine did
 SHOWN_METRICS = ("tokens_per_s", "step_ms", "model_mib", "train_s")

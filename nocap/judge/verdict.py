@@ -20,8 +20,8 @@ from nocap.judge.claim_gains import Missing, gains_of, stated
 from nocap.judge.equal_loss import NO_SLOPE
 from nocap.judge.gain import Gain
 from nocap.judge.interval import ROUNDING, Position
+from nocap.metrics import METRICS, Better, Scale
 from nocap.store.measurement import Ending, Measurement
-from nocap.store.metrics import METRICS, Better, Scale
 
 VERSION = 4  # of these rules: another number, other verdicts
 ENDINGS = (Ending.at_most, Ending.diverged)  # those that a verdict names

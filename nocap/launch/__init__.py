@@ -51,6 +51,8 @@ Where cells run:
     executor          the interface of an executor, which launcher options build
     this_machine      the executor of this machine: its cores and GPUs, shared out among cells
     cluster_cell      a cell as a job of a cluster
+    slurm_jobs        the executor of Slurm
+    ray_tasks         the executor of a Ray cluster
 
 For a tracker:
 

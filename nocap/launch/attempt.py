@@ -18,7 +18,6 @@ from nocap.launch.fork_server import ForkServer
 from nocap.launch.leftovers import leftovers, surplus_checkpoints
 from nocap.launch.plan import Plan
 from nocap.launch.record_head import write_record_head
-from nocap.launch.run_folder import ended_summary, outcome
 from nocap.launch.run_result import RunResult
 from nocap.launch.run_table import table
 from nocap.launch.signals import stop_handler
@@ -51,7 +50,7 @@ def clean(plan: Plan) -> None:
 
 def earlier_end(plan: Plan) -> RunResult | None:
     """Return how some process has brought this run to its end."""
-    result = outcome(plan)
+    result = plan.outcome()
     if result is not None and result.status is not RunStatus.damaged:
         clean(plan)
     return result
@@ -107,12 +106,12 @@ def bring_to_end(
     Errors:
         ValueError: another process is training it, and still is after `wait_s` seconds.
     """
-    summary = ended_summary(plan)
+    summary = plan.ended_summary()
     if summary is not None:
         clean(plan)
         return RunResult.of(summary)
     with hold(plan, wait_s=wait_s) as run_lease:
-        summary = ended_summary(plan)
+        summary = plan.ended_summary()
         if summary is not None:  # its holder has brought it to its end
             return RunResult.of(summary)
         log(headline(plan))

@@ -279,7 +279,7 @@ def _with_requests(
     cells: Sequence[Cell], of_lengths: Sequence[Cell], *, swept: Sequence[str], grid: str
 ) -> list[Cell]:
     """Return the cells with the name of their grid, and with what its command asks for."""
-    requests = seed_requests(cell.plan for cell in cells)
+    requests = seed_requests((cell.plan.arm, cell.plan.run.seed) for cell in cells)
     base = cells[0].plan.arm
     for cell in of_lengths:
         arm = cell.plan.arm

@@ -8,42 +8,16 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nocap.config.keys import require
 from nocap.config.outgoing_text import redact
 from nocap.config.plain import to_plain
 from nocap.config.run import Run
 from nocap.config.untrusted_files import parse_yaml, read_text
-from nocap.launch.run_result import RunResult
 from nocap.store.checkpoints import any_valid, saved_steps
 from nocap.store.identity import differing
-from nocap.store.record_files import CONFIG, MANIFEST, RunStatus, read_ended, read_json
-
-if TYPE_CHECKING:
-    from nocap.launch.plan import Plan
-
-
-def ended_summary(plan: Plan) -> dict[str, Any] | None:
-    """Return the summary of this run if it has come to its end: finished, or diverged, which it
-    would do again. One that is damaged has not, where there is a checkpoint to go on from.
-
-    Errors:
-        ValueError: it is damaged, and there is none.
-    """
-    return _read(plan.run_dir, plan.identity).summary
-
-
-def outcome(plan: Plan) -> RunResult | None:
-    """Return how a run among others has come to its end; None: it has not. One that is damaged, and
-    that no checkpoint makes again, is no error here."""
-    try:
-        summary = ended_summary(plan)
-    except ValueError as error:
-        return RunResult(status=RunStatus.damaged, reason=str(error))
-    if summary is None:
-        return None
-    return RunResult.of(summary)
+from nocap.store.record_files import CONFIG, MANIFEST, read_ended, read_json
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +28,7 @@ class End:
     damage: ValueError | None = None  # why the summary is not believed
 
 
-def _read(folder: Path, identity: str) -> End:
+def read_end(folder: Path, identity: str) -> End:
     """Return how the run in a folder has ended.
 
     Errors:
@@ -80,7 +54,7 @@ def damage_notices(folder: Path, identity: str) -> Iterator[str]:
     """Yield a notice where the folder has an ended run's record that is not believed, and the last
     checkpoint makes it again."""
     try:
-        damage = _read(folder, identity).damage
+        damage = read_end(folder, identity).damage
     except ValueError:
         return  # it is this run's outcome
     if damage is not None:

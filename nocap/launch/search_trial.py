@@ -8,7 +8,6 @@ from typing import Any
 
 from nocap.display import loss
 from nocap.launch.grid import Cell
-from nocap.launch.run_folder import ended_summary
 from nocap.store.record_files import RunStatus
 
 
@@ -45,7 +44,7 @@ class SearchTrial:
         """
         if self.cell is None or self.status is not RunStatus.open:
             return
-        end = ended_summary(self.cell.plan)
+        end = self.cell.plan.ended_summary()
         if end is None:
             return
         self.status = RunStatus.diverged

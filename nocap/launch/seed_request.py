@@ -5,12 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nocap.store.times import now
-
-if TYPE_CHECKING:
-    from nocap.launch.plan import Plan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,12 +40,13 @@ class SeedRequest:
         }
 
 
-def seed_requests(plans: Iterable[Plan]) -> dict[str, SeedRequest]:
-    """Return arm → what the command that has these plans asks for, as it begins now."""
+def seed_requests(arms: Iterable[tuple[str, int]]) -> dict[str, SeedRequest]:
+    """Return arm → what a command asks for that begins now with these runs: each is an arm and a
+    seed."""
     at = now()
     seeds: dict[str, list[int]] = {}
-    for each in plans:
-        seeds.setdefault(each.arm, []).append(each.run.seed)
+    for arm, seed in arms:
+        seeds.setdefault(arm, []).append(seed)
     requests = dict[str, SeedRequest]()
     for position, (arm, of_arm) in enumerate(seeds.items()):
         distinct = tuple(dict.fromkeys(of_arm))

@@ -21,7 +21,6 @@ from nocap.launch.heartbeat import Heartbeat
 from nocap.launch.plan import Plan
 from nocap.launch.process import leave
 from nocap.launch.record_head import write_record_head
-from nocap.launch.run_folder import ended_summary
 from nocap.launch.run_table import table
 from nocap.launch.worker import work
 from nocap.store import lease
@@ -46,7 +45,7 @@ def train_as_rank(plan: Plan, *, started: float) -> NoReturn:
     summary: Json | None = None
     if world.is_main:
         try:
-            summary = ended_summary(plan)
+            summary = plan.ended_summary()
             if summary is None:
                 run_lease = _begin(plan, ranks=world.size)
         except ValueError as error:

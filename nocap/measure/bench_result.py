@@ -13,8 +13,8 @@ import msgspec
 from nocap.judge.comparison_json import measurement_json
 from nocap.judge.differences import Difference
 from nocap.judge.interval import CONFIDENCE, LEAST_PAIRS, Estimate
+from nocap.metrics import METRICS
 from nocap.store.measurement import Measurement
-from nocap.store.metrics import METRICS
 
 
 class ArmStatus(StrEnum):

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from nocap.judge.interval import CONFIDENCE, Estimate
 from nocap.measure.bench_result import Bench, BenchedArm, FlopPeak
+from nocap.metrics import METRICS, Scale
 from nocap.report.figures_in_words import measured, values
 from nocap.report.table import Column, Table, TableCell
-from nocap.store.metrics import METRICS, Scale
 
 ONE_SESSION = (
     "all of this is of one session: how much this machine differs tomorrow is in no "

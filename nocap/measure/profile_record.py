@@ -32,8 +32,8 @@ from nocap.measure.profiler_timing import WatchedSteps
 from nocap.measure.roofline import Count, OpWork
 from nocap.measure.subject import Subject
 from nocap.measure.timed_arm import Clock
+from nocap.model.attention_facts import kernel_name
 from nocap.model.flops import flops_per_token
-from nocap.options.attention import kernel_name
 from nocap.store.step_parts import HELD, PARTS, STEP_PARTS
 from nocap.training import memory
 

@@ -28,9 +28,9 @@ from torch.profiler import ProfilerActivity, profile
 from nocap.config.option import Option, declared
 from nocap.config.run import Run
 from nocap.measure.mixer_moments import AROUND, Call, Nodes, operations
-from nocap.model.attention import CausalSelfAttention
-from nocap.model.gpt import GPT, Block, Branch, Head
+from nocap.model.gpt import GPT, Block, Branch, GPTHead
 from nocap.model.language_model import Joined
+from nocap.model.self_attention import CausalSelfAttention
 from nocap.options.ideas import MODEL_JOINTS
 
 if TYPE_CHECKING:
@@ -44,7 +44,12 @@ _BY_NAME = {
     "unembed": "head",
 }
 # GPT adds the positions
-_BY_TYPE: dict[type, str] = {GPT: "embedding", Block: "residual", Branch: "residual", Head: "loss"}
+_BY_TYPE: dict[type, str] = {
+    GPT: "embedding",
+    Block: "residual",
+    Branch: "residual",
+    GPTHead: "loss",
+}
 _IDEAS = ("ideas", "around")
 MARK = "nocap|"  # begins the names of our ranges among the profiler's
 # paths beside the modules'
@@ -152,7 +157,7 @@ class Ranges:
                     mixer = f"{path}.mixer"
                     part = part_of(self.run, mixer, modules) or "scores"
                     replace(module, "mixer", self._watched(mixer, part, function))
-                if isinstance(module, GPT | Block | Head) and module.joined:
+                if isinstance(module, GPT | Block | GPTHead) and module.joined:
                     joined = self._joined(path, module.joined)
                     replace(module, "joined", joined)
                     if isinstance(module, Block) and module.of_qkv:

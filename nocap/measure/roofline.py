@@ -27,6 +27,7 @@ from nocap.measure.profile_schema import Peak
 from nocap.measure.profiler_ranges import MIXER, STEP, Key, Ranges
 from nocap.measure.subject import Subject, SubjectKind
 from nocap.measure.timed_arm import Clock
+from nocap.model.attention_facts import first_window
 from nocap.model.flops import (
     NotCountedError,
     component_flops,
@@ -36,7 +37,6 @@ from nocap.model.flops import (
 )
 from nocap.model.gpt import build_model
 from nocap.model.language_model import LanguageModel
-from nocap.options.attention import first_window
 from nocap.training import memory
 from nocap.training.build import autocast
 

@@ -25,9 +25,9 @@ from nocap.data.shards import write_shard
 from nocap.data.tokens import Shard
 from nocap.measure.bench_arms import step_config
 from nocap.measure.bench_result import ArmStatus, Facts
+from nocap.model.attention_facts import kernel_name
 from nocap.model.flops import flops_per_token
 from nocap.model.gpt import count_parameters
-from nocap.options.attention import kernel_name
 from nocap.training import allocator, memory
 from nocap.training.build import build, configure_numerics
 from nocap.training.job import Job

@@ -1,4 +1,4 @@
-"""Causal self-attention: one module of projections, and the mixers that an option chooses from.
+"""The mixers of causal self-attention that an option chooses from.
 
 B: batch, T: tokens, C: channels, H: query heads, K: key/value heads, D: channels of a head. A mixer
 maps q_BHTD, k_BKTD, v_BKTD to BHTD.
@@ -12,20 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from nocap.config.trainer import Device, Precision
-from nocap.model.language_model import Joined, keyed
-from nocap.model.norm import rms_norm
-from nocap.options.attention.softmax import Kernel, sdpa_kernels
+from nocap.options.attention.kernel import Kernel, sdpa_kernels
 
 if TYPE_CHECKING:
     from nocap.config.run import Run
-    from nocap.model.gpt import Context
-
-# Where attention stays inside a document, a mixer has a fourth argument: `Documents`.
-Mixer = Callable[..., Tensor]
+    from nocap.model.context import Mixer
 
 _BACKENDS = {
     Kernel.flash: SDPBackend.FLASH_ATTENTION,
@@ -226,65 +221,3 @@ def seen(ids_BT: Tensor) -> Tensor:
     same_B1TT = ids_BT[:, None, :, None] == ids_BT[:, None, None, :]
     earlier_TT = torch.ones(T, T, dtype=torch.bool, device=ids_BT.device).tril()
     return same_B1TT & earlier_TT
-
-
-# --- the module -----------------------------------------------------------------------------------
-
-
-class Merged(nn.Module):
-    """Several bias-free linear maps of one input as one product. The outputs are theirs; the
-    input's gradient is rounded once, not once a map. The weights stay apart, for Muon, initial
-    values and checkpoints."""
-
-    def forward(self, x_BTC: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
-        sizes = [weight.shape[0] for weight in weights]
-        return F.linear(x_BTC, torch.cat(weights)).split(sizes, dim=2)
-
-
-class CausalSelfAttention(nn.Module):
-    """Project, turn, mix, project. Queries, keys and values have a matrix each: Muon must
-    orthogonalise them one by one."""
-
-    def __init__(self, run: Run, layer: int) -> None:
-        super().__init__()
-        m = run.model
-        self.n_head = m.n_head
-        self.n_kv_heads = run.attention.n_kv_heads
-        self.d_head = m.d_model // m.n_head
-        self.qk_norm = m.qk_norm
-        self.position = run.position
-        with keyed(run.seed, f"blocks.{layer}.attention.mixer"):
-            self.mixer = run.attention.mixer(run, layer)
-        d_kv = self.n_kv_heads * self.d_head
-        self.q_proj = nn.Linear(m.d_model, self.n_head * self.d_head, bias=False)
-        self.k_proj = nn.Linear(m.d_model, d_kv, bias=False)
-        self.v_proj = nn.Linear(m.d_model, d_kv, bias=False)
-        self.out_proj = nn.Linear(m.d_model, m.d_model, bias=False)
-        self.merged = Merged() if run.attention.merge_qkv else None
-
-    def forward(self, x_BTC: Tensor, context: Context, ideas: Joined = ()) -> Tensor:
-        """`context.mixers` replace the layer's own mixer: those of generation read and write a
-        cache."""
-        mix = self.mixer if context.mixers is None else next(context.mixers)
-        q_BTHD, k_BTKD, v_BTKD = self._heads(x_BTC)
-        if self.qk_norm:
-            q_BTHD = rms_norm(q_BTHD, 1e-6)
-            k_BTKD = rms_norm(k_BTKD, 1e-6)
-        q_BTHD, k_BTKD = self.position.turn(q_BTHD, k_BTKD, context.tables)
-        for _, idea, part in ideas:
-            q_BTHD, k_BTKD, v_BTKD = idea.qkv(part, q_BTHD, k_BTKD, v_BTKD, context)
-        arguments = [x.transpose(1, 2) for x in (q_BTHD, k_BTKD, v_BTKD)]
-        if context.documents is not None:
-            arguments.append(context.documents)
-        y_BHTD = mix(*arguments)
-        return self.out_proj(y_BHTD.transpose(1, 2).flatten(2))
-
-    def _heads(self, x_BTC: Tensor) -> list[Tensor]:
-        """Return queries, keys and values, head by head."""
-        projections = (self.q_proj, self.k_proj, self.v_proj)
-        if self.merged is None:
-            qkv = [projection(x_BTC) for projection in projections]
-        else:
-            weights = [projection.weight for projection in projections]
-            qkv = self.merged(x_BTC, *weights)
-        return [y.unflatten(2, (-1, self.d_head)) for y in qkv]

@@ -30,10 +30,12 @@ from torch.utils.flop_counter import flop_registry
 from nocap.config.option import Option, declared
 from nocap.config.run import Run
 from nocap.config.trainer import ActivationCheckpointing
-from nocap.model.gpt import Context, Head, build_model
+from nocap.model.context import Context
+from nocap.model.gpt import GPTHead, build_model
 from nocap.options.attention import Attention, causal_keys
 from nocap.options.ideas import MODEL_JOINTS, Idea
 from nocap.options.model import Model, NormPlacement
+from nocap.options.model.gpt import Gpt
 
 Forward = Callable[[int], Any]  # of so many tokens
 # FLOPs of so many tokens, forward and backward, with all pairs of them
@@ -317,7 +319,7 @@ class _Tally:
 
 def _has_nocaps_parts(model: Model) -> bool:
     """Return whether a model is made of the parts that are counted one by one."""
-    return type(model).build is Model.build and type(model).build_block is Model.build_block
+    return type(model).build is Gpt.build and type(model).build_block is Gpt.build_block
 
 
 def _by_pair(cost: Cost, T: int) -> float:
@@ -408,7 +410,7 @@ def _position(run: Run) -> Forward:
 
 
 def _head(run: Run, vocab_size: int) -> Forward:
-    head = Head(run, vocab_size)
+    head = GPTHead(run, vocab_size)
     return lambda n: head(_numbers(1, n, run.model.d_model), _tokens(n)).total
 
 

@@ -7,11 +7,10 @@ B: batch, T: tokens, C: channels, V: vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -19,33 +18,20 @@ from nocap.config.keys import InputError
 from nocap.config.option import declared
 from nocap.config.trainer import ActivationCheckpointing, Precision
 from nocap.model.attention import autocast_like
-from nocap.model.chunked import chunk_step, chunked_cross_entropy, wide
+from nocap.model.context import Context
 from nocap.model.fp8 import Fp8Linear
-from nocap.model.language_model import Joined, LanguageModel, Loss, joined
+from nocap.model.head import Head, Padded
+from nocap.model.language_model import Joined, LanguageModel, joined
+from nocap.model.loss import Loss
 from nocap.model.position import document_positions
 from nocap.options.ideas import JOINTS, overrides
 from nocap.options.model import NormPlacement, ResidualScale
 
 if TYPE_CHECKING:
     from nocap.config.run import Run
-    from nocap.model.attention import Mixer
+    from nocap.model.context import Mixer
     from nocap.options.model import Model
     from nocap.options.norm import Norm
-
-
-class Context:
-    """What the layers of one forward share."""
-
-    documents: Any = None  # the fourth argument of the mixers, where they have one
-
-    def __init__(
-        self, tokens_BT: Tensor, x0_BTC: Tensor, tables: Any, mixers: Iterator[Mixer] | None
-    ) -> None:
-        self.tokens_BT = tokens_BT
-        self.x0_BTC = x0_BTC  # the residual stream where the first block finds it
-        self.tables = tables  # of the positions, for `Position.turn`
-        self.mixers = mixers  # one a layer, in place of the layers' own
-        self.memory: dict[str, Tensor] = {}  # what an idea leaves for a later layer
 
 
 class Branch(nn.Module):
@@ -129,48 +115,26 @@ class Block(nn.Module):
         return y
 
 
-class Padded(nn.Linear):
-    """A bias-free linear map whose product has a multiple of 64 columns, as a GPU's kernels want
-    them; the columns of zeros are cut off."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, padded(self.weight))[..., : self.out_features]
-
-
-def padded(weight_VC: Tensor) -> Tensor:
-    """Return the matrix with rows of zeros up to a multiple of 64."""
-    missing = -len(weight_VC) % 64
-    return F.pad(weight_VC, (0, 0, 0, missing))
-
-
-class Head(nn.Module):
-    """Final norm, unembedding and loss in one module: compiled as one region, the logits' extra
-    passes over memory are fused away."""
+class GPTHead(Head):
+    """The head with the run's objective and ideas: the training loss in one module. Compiled as one
+    region, the logits' extra passes over memory are fused away."""
 
     def __init__(self, run: Run, vocab_size: int) -> None:
-        super().__init__()
-        self.norm = run.norm.build(run.model.d_model)
+        m = run.model
         product: type[nn.Linear] = nn.Linear
-        if run.model.fp8_head:
+        if m.fp8_head:
             product = Fp8Linear
-        elif run.model.pad_logits:
+        elif m.pad_logits:
             product = Padded
-        self.unembed = product(run.model.d_model, vocab_size, bias=False)
-        self.pads = run.model.pad_logits
-        self.softcap = run.model.logit_softcap
+        super().__init__(
+            run.norm.build(m.d_model),
+            product(m.d_model, vocab_size, bias=False),
+            softcap=m.logit_softcap,
+            chunks=run.objective.loss_chunks,
+        )
         self.objective = run.objective
-        self.chunks = run.objective.loss_chunks
-        self.chunk_step = chunk_step
         # the model's ideas: some change what is unembedded, some add a loss to this one
         self.joined: Joined = ()
-
-    def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Compile the head as one region. Where its loss is in chunks, compile `chunk_step`: else
-        each chunk would be compiled anew."""
-        if self.chunks > 1:
-            self.chunk_step = torch.compile(chunk_step, *args, **kwargs)
-        else:
-            super().compile(*args, **kwargs)
 
     def normed(self, x_BTC: Tensor) -> Tensor:
         """Return what the matrix multiplies."""
@@ -178,12 +142,6 @@ class Head(nn.Module):
         for _, idea, part in self.joined:
             x_BTC = idea.unembed(part, x_BTC)
         return x_BTC
-
-    def logits(self, x_BTC: Tensor) -> Tensor:
-        logits_BTV: Tensor = self.unembed(self.normed(x_BTC))
-        if self.softcap is not None:
-            logits_BTV = self.softcap * torch.tanh(logits_BTV / self.softcap)
-        return logits_BTV
 
     def forward(self, x_BTC: Tensor, targets_BT: Tensor) -> Loss:
         """Return the training loss with its parts, in nats per token; in validation the plain
@@ -198,34 +156,6 @@ class Head(nn.Module):
         of_objective: Loss = self.objective.loss(self, x_BTC, targets_BT)
         return of_objective.plus(of_ideas)
 
-    def next_token(self, x_BTC: Tensor, targets_BT: Tensor) -> Tensor:
-        """Mean cross-entropy in nats per token, fp32."""
-        loss, _ = self.cross_entropy(x_BTC, targets_BT, z_loss=0.0)
-        return loss
-
-    def cross_entropy(
-        self, x_BTC: Tensor, targets_BT: Tensor, *, z_loss: float
-    ) -> tuple[Tensor, Tensor]:
-        """Mean of cross-entropy + z_loss·logsumexp², and of the cross-entropy alone."""
-        if self.chunks > 1:
-            weight_VC = self.unembed.weight
-            return chunked_cross_entropy(
-                self.normed(x_BTC).flatten(0, 1),
-                padded(weight_VC) if self.pads else weight_VC,
-                targets_BT.flatten(),
-                chunks=self.chunks,
-                softcap=self.softcap,
-                z_loss=z_loss,
-                vocab_size=len(weight_VC),
-                step=self.chunk_step,
-            )
-        logits_NV = wide(self.logits(x_BTC).flatten(0, 1))
-        plain = F.cross_entropy(logits_NV, targets_BT.flatten())
-        if z_loss <= 0:
-            return plain, plain
-        log_z_N = logits_NV.logsumexp(-1)
-        return plain + z_loss * log_z_N.square().mean(), plain
-
 
 class GPT(LanguageModel):
     """A decoder-only transformer.
@@ -239,7 +169,7 @@ class GPT(LanguageModel):
         m = run.model
         self.embedding = nn.Embedding(vocab_size, m.d_model)
         self.blocks = nn.ModuleList(m.build_block(run, layer) for layer in range(m.n_layer))
-        self.head = Head(run, vocab_size)
+        self.head = GPTHead(run, vocab_size)
         self.residual_precision = m.residual_precision
         self.documents = documents_of(run)
         # the token with which positions begin anew
@@ -333,12 +263,17 @@ def build_model(run: Run, *, vocab_size: int) -> LanguageModel:
     every device and world size.
 
     Errors:
-        InputError: an idea has a joint that this model has no place for, or for which it built no
-            part.
+        InputError: what `build` returned is no `LanguageModel`; or an idea has a joint that this
+            model has no place for, or for which it built no part.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(run.seed)
         model = run.model.build(run, vocab_size=vocab_size)
+    if not isinstance(model, LanguageModel):
+        raise InputError(
+            f"model.kind={run.model.kind} must build a nocap.model.language_model.LanguageModel, "
+            f"got {type(model).__name__}"
+        )
     check_plugged_in(run, model)
     return model
 

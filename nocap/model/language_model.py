@@ -1,67 +1,24 @@
-"""What every model is to the training, whatever is inside, what its forward returns, and how ideas
-plug into it."""
+"""What every model is to the training, whatever is inside, and how ideas plug into it."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor, nn
 
 from nocap.config.keys import InputError
+from nocap.model.first_weights import keyed
 
 if TYPE_CHECKING:
     from nocap.config.run import Run
+    from nocap.model.loss import Loss
     from nocap.options.ideas import Idea
-
-
-class Loss(NamedTuple):
-    """A scalar to minimise, in nats per token, and what it is the sum of.
-
-    `parts` is empty where the loss is the next-token loss alone; else it holds that one as
-    `next_token`, and every other part as it enters the sum, all without gradients.
-    """
-
-    total: Tensor
-    parts: dict[str, Tensor] = {}  # shared and never changed  # noqa: RUF012
-    # `logged`: what modules log beside it, see `nocap.model.logged`
-    logged: dict[str, Tensor] = {}  # noqa: RUF012
-
-    def plus(self, more: dict[str, Tensor]) -> Loss:
-        """Return the loss with further parts, which have gradients."""
-        if not more:
-            return self
-        total = self.total
-        for part in more.values():
-            total = total + part
-        parts = dict(self.parts) or {"next_token": self.total.detach()}
-        for name, part in more.items():
-            parts[name] = part.detach()
-        return Loss(total, parts)
-
-    @property
-    def next_token(self) -> Tensor:
-        return self.parts.get("next_token", self.total)
 
 
 # name, idea, part: what a place loops over; empty: nothing is plugged in
 Joined = tuple[tuple[str, "Idea", nn.Module], ...]
-
-
-@contextmanager
-def keyed(seed: int, name: str) -> Iterator[None]:
-    """Inside, torch's CPU generator is a function of seed and name; after it, it goes on as if
-    nothing had been drawn."""
-    before = torch.default_generator.get_state()
-    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-    torch.default_generator.manual_seed(int.from_bytes(digest[:7], "big"))
-    try:
-        yield
-    finally:
-        torch.default_generator.set_state(before)
 
 
 def joined(

@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from nocap.model.attention import Documents, Mixer, repeat_heads
+from nocap.model.attention import Documents, repeat_heads
+from nocap.model.context import Mixer
 
 # tokens: smaller windows share a block, so that the matrix products stay worth their launch
 MIN_BLOCK = 64

@@ -12,13 +12,13 @@ from typing import Any
 from markupsafe import Markup
 
 from nocap.judge.comparison import ComparedArm
+from nocap.metrics import METRICS
 from nocap.report import svg_chart
 from nocap.report.arm_styles import ArmStyle, styles_of
 from nocap.report.comparison_tables import ARM
 from nocap.report.figures_in_words import values
 from nocap.report.short_names import distinct, fitted
 from nocap.report.table import Table
-from nocap.store.metrics import METRICS
 from nocap.store.record import Curve, Record
 
 AXES = ("tokens", "train_s", "val_loss", "val_bpb")  # of a curve, beside its steps

@@ -12,6 +12,7 @@ from nocap.judge.comparison import ComparedArm, Comparison
 from nocap.judge.differences import Difference
 from nocap.judge.findings import ORDER
 from nocap.judge.interval import LEAST_PAIRS, confidence
+from nocap.metrics import METRICS, Scale
 from nocap.report import (
     comparison_charts,
     comparison_tables,
@@ -26,7 +27,6 @@ from nocap.report.arm_styles import ArmStyle
 from nocap.report.figures_in_words import gains
 from nocap.report.table import Column, Table
 from nocap.store.file_writing import write_file
-from nocap.store.metrics import METRICS, Scale
 from nocap.training.ledger import LINES
 
 MANY = 12  # arms; of more not all differences are seen at once

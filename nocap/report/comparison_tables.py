@@ -17,12 +17,12 @@ from nocap.judge.interval import ALL_PAIRS, ALL_SAMPLES, PAIRS, SAMPLES, Estimat
 from nocap.judge.pace import TOKEN_US
 from nocap.judge.question import PREVIOUS
 from nocap.judge.time_to_target import Reach
+from nocap.metrics import METRICS, Metric, Scale
 from nocap.report.figures_in_words import gains, ratio, ratio_digits, values
 from nocap.report.headline import compared, crossed, findings, interval_name, next_step
 from nocap.report.table import Column, Table, TableCell, as_drawn
 from nocap.report.terminal import PHRASE, prose
 from nocap.store.grid_timing import Timing
-from nocap.store.metrics import METRICS, Metric, Scale
 
 ARM = Column(title="arm")
 LEVEL = Column(title="level", show=as_drawn)

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from nocap import display as formats
 from nocap.display import NONE, Unit, count
 from nocap.judge.interval import ROUNDING, Estimate
+from nocap.metrics import METRICS, Better, Metric, Scale, Wording
 from nocap.report.table import Column, TableCell
-from nocap.store.metrics import METRICS, Better, Metric, Scale, Wording
 
 FAR = 10.0  # between the ends of a ratio: it is not known
 MOST_DECIMALS = 8  # of a difference: what is narrower is rounding

@@ -20,9 +20,9 @@ from nocap.judge.findings import MORE, ORDER, Finding
 from nocap.judge.interval import Estimate, Position, confidence
 from nocap.judge.pace import TOKEN_US
 from nocap.judge.question import PREVIOUS
+from nocap.metrics import COST_WORDS, METRICS, Metric, Scale
 from nocap.report.figures_in_words import cost, counted, extent, gains, ratio
 from nocap.report.table import TableCell
-from nocap.store.metrics import COST_WORDS, METRICS, Metric, Scale
 
 NAMED = 3  # findings in a headline; of more than one other the words are counted
 SIDES = (Position.below, Position.above)  # of an interval whose ratio is shown

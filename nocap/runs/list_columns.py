@@ -23,8 +23,8 @@ from nocap.config.keys import require
 from nocap.display import BYTES, NONE, count, duration, integer, shorten, size
 from nocap.judge.arm_labels import has
 from nocap.judge.arms import spell
+from nocap.metrics import METRICS, OF_A_RUN
 from nocap.store import lease
-from nocap.store.metrics import METRICS, OF_A_RUN
 from nocap.store.record import Record
 from nocap.store.record_files import RunStatus
 from nocap.store.times import moment

@@ -16,7 +16,6 @@ from nocap.config.run import Run
 from nocap.config.trainer import Device
 from nocap.display import BYTES, duration, size, three_digits
 from nocap.launch.grid import Cell, Grid
-from nocap.launch.run_folder import outcome
 from nocap.launch.sweep import key_of
 from nocap.report.table import Column, Table
 from nocap.report.terminal import prose
@@ -84,7 +83,7 @@ def _arms(grid: Grid) -> list[ArmCells]:
         cells.setdefault(name, []).append(cell)
     arms = list[ArmCells]()
     for name, of_arm in cells.items():
-        to_train = [cell for cell in of_arm if outcome(cell.plan) is None]
+        to_train = [cell for cell in of_arm if cell.plan.outcome() is None]
         arms.append(ArmCells(name=name, cells=of_arm, to_train=to_train))
     return arms
 

@@ -9,7 +9,7 @@
     decoding   decoding   text, token by token                        decode  decode_tokens_per_s
 
 The kind says what the worker does (`KINDS` in `worker`), which figures an arm then has (`figures`),
-and which metrics they are (`made_by` in `store.metrics`). The shape is a key of a scale in a
+and which metrics they are (`made_by` in `nocap.metrics`). The shape is a key of a scale in a
 `study.yaml`.
 
 A claim about step_ms, for example: the metric is made by steps, and the first place of that kind is
@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from nocap.metrics import Metric
 from nocap.sessions.figures import (
     DecodingFigures,
     Figures,
@@ -31,7 +32,6 @@ from nocap.sessions.figures import (
     RoundFigures,
     StepFigures,
 )
-from nocap.store.metrics import Metric
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

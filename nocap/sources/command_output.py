@@ -14,11 +14,11 @@ from typing import Any
 
 from nocap.config.errors import FailedError
 from nocap.config.keys import flat, require
+from nocap.metrics import Better, Kind, MadeBy, Metric, Wording
 from nocap.sources.formats import csv as tables
 from nocap.sources.formats import jsonl
 from nocap.sources.log_reading import Row
 from nocap.sources.logs.columns import EMPTY
-from nocap.store.metrics import Better, Kind, MadeBy, Metric, Wording
 from nocap.store.record_files import read_json
 
 LOG, RESULT = "output.log", "result.json"

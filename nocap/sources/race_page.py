@@ -15,6 +15,7 @@ from nocap import __version__
 from nocap.display import NONE
 from nocap.judge.interval import Position, finite
 from nocap.judge.races import RacedArm, RaceResult
+from nocap.metrics import Better, Metric, Scale
 from nocap.report import forest, html_page, svg_chart
 from nocap.report.arm_styles import HUES
 from nocap.report.figures_in_words import measured
@@ -23,7 +24,6 @@ from nocap.sources.command import Command
 from nocap.sources.race import Race, RaceOutcome
 from nocap.sources.race_json import more_pairs, run_objects
 from nocap.sources.race_tables import every_run, gain_cell, tables
-from nocap.store.metrics import Better, Metric, Scale
 
 SAID_COSTS = ("wall_s", "peak_mib")  # of which a heading says the means
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from nocap.display import ONE
 from nocap.judge.arm_mean import ArmMean
 from nocap.judge.races import RaceResult
+from nocap.metrics import METRICS, Metric, Scale
 from nocap.report.figures_in_words import measured, values
 from nocap.report.table import Column, Table, TableCell, as_drawn
 from nocap.sources.race import Race, RaceOutcome
-from nocap.store.metrics import METRICS, Metric, Scale
 
 START_UP = "Wall-clock includes start-up."
 TEXT_COLUMNS = ("arm", "seed", "session")  # columns of the table of runs that hold no number

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from nocap.config.keys import require
-from nocap.store.metrics import Metric
+from nocap.metrics import Metric
 
 
 class Ending(Enum):

@@ -11,9 +11,9 @@ from typing import Any, cast
 
 from nocap.config.keys import flat, require
 from nocap.config.outgoing_text import redact
+from nocap.metrics import METRICS, OF_A_RUN
 from nocap.store.json_shapes import filled
 from nocap.store.measurement import Ending, Measurement
-from nocap.store.metrics import METRICS, OF_A_RUN
 from nocap.store.record_files import ENDED, MANIFEST, ROWS, SHAPES, SUMMARY, RunStatus, check_record
 from nocap.store.rows_file import Row, RowsFile
 from nocap.store.times import moment

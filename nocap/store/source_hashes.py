@@ -41,11 +41,13 @@ QUIET = (
     "nocap",
     "nocap.command_line",
     "nocap.display",
+    "nocap.metrics",
     "nocap.options",  # the package, not its modules
     "nocap.outside",
     "nocap.config*",
     "nocap.store*",
     "nocap.data.shards",  # its content is in the data's hash
+    "nocap.model.attention_facts",
     "nocap.model.flops",
     "nocap.training",  # the package; below it, what saves, measures and reports
     "nocap.training.ledger",

@@ -30,6 +30,7 @@ From what was measured to a result:
     result_reader        read it, and judge its measurements again
     current_claims       what a study asks now; stored results are checked against it
     next_sessions        the sessions that would decide more, for a program
+    proposals            a program's proposals, and an answer to each: a folder
 
 From results to pages:
 

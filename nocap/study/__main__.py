@@ -47,7 +47,7 @@ def _study(options: argparse.Namespace) -> int:
     if options.board:
         return study_command.board(options.board)
     if options.propose is not None:
-        from nocap.proposals.propose_command import propose
+        from nocap.study.proposals.propose_command import propose
 
         return propose(options)
     return study_command.studies(options)

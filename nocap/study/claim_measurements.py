@@ -17,11 +17,11 @@ from nocap.judge.interval import LEAST_PAIRS, analyses, analysis_of
 from nocap.judge.pace import Paces
 from nocap.judge.time_to_target import race
 from nocap.judge.verdict import Verdict, judge
+from nocap.metrics import METRICS, Metric, is_count
 from nocap.sessions.figures import Figures, PartFigures, StepFigures
 from nocap.sessions.places import PACE, TRAIN, place_of
 from nocap.sessions.session_file import SessionFile
 from nocap.store.measurement import Ending, Measurement, Per
-from nocap.store.metrics import METRICS, Metric, is_count
 from nocap.store.record import Record
 from nocap.store.record import measurements as of_run
 from nocap.store.record_files import RunStatus

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from nocap.metrics import METRICS, Scale
 from nocap.report import forest
 from nocap.report.figures_in_words import amount
-from nocap.store.metrics import METRICS, Scale
 from nocap.study.claim_row import ClaimRow
 from nocap.study.claim_words import expected, is_known
 

@@ -11,11 +11,11 @@ from nocap.judge.claim import Claim, Threshold
 from nocap.judge.claim_gains import Missing
 from nocap.judge.gain import Gain
 from nocap.judge.verdict import ClaimWord, Reason
+from nocap.metrics import METRICS, Scale
 from nocap.report import figures_in_words
 from nocap.report.table import one_line
 from nocap.sessions.places import TRAIN
 from nocap.store.measurement import Ending, Per
-from nocap.store.metrics import METRICS, Scale
 from nocap.study.claim_words import (
     allowed,
     expected_of,

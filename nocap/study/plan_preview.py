@@ -20,12 +20,12 @@ from nocap.judge.power import (
     noise_at_equal_loss,
 )
 from nocap.launch.baseline_lengths import cost_of
+from nocap.metrics import METRICS
 from nocap.report.table import Column, Table
 from nocap.report.terminal import prose
 from nocap.sessions.foresight import records_in
 from nocap.sessions.grid_plan import of_grid
 from nocap.sessions.places import TRAIN
-from nocap.store.metrics import METRICS
 from nocap.store.record import Record
 from nocap.store.record_files import RunStatus
 from nocap.study.carry_out import up_to

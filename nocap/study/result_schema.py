@@ -14,7 +14,7 @@ import msgspec
 
 from nocap.config.hardware import Fact
 from nocap.judge.comparison_schema import MeasurementJson
-from nocap.store.metrics import Scale
+from nocap.metrics import Scale
 
 # --- what an arm is -------------------------------------------------------------------------------
 

@@ -10,8 +10,8 @@ from nocap.config.keys import key
 from nocap.judge.cautious_interval import Declared
 from nocap.judge.claim import Claim
 from nocap.judge.interval import BATCH, BATCHES
+from nocap.metrics import Better, Metric, Scale
 from nocap.sessions.places import TRAIN
-from nocap.store.metrics import Better, Metric, Scale
 
 GPU = "gpu"  # the scale of a study that is carried out where there is a GPU
 ENGINE = "engine="  # an override of a study, not of a config

@@ -11,10 +11,10 @@ from nocap.config.keys import require
 from nocap.config.outgoing_text import redact
 from nocap.config.untrusted_files import read_text
 from nocap.display import count, integer, loss
+from nocap.metrics import METRICS
 from nocap.report.table import Column, Table, one_line, tame
 from nocap.report.terminal import prose
 from nocap.store.file_writing import write_file
-from nocap.store.metrics import METRICS
 from nocap.study import log
 from nocap.study.claim_row import ClaimRow, counted, rows
 from nocap.study.claim_words import expected, is_known

@@ -14,7 +14,6 @@ from nocap.judge.claim import Rule
 from nocap.launch.grid import Cell, Grid
 from nocap.launch.plan import Datasets, Plan
 from nocap.launch.plan import plan as planned
-from nocap.launch.run_folder import outcome
 from nocap.launch.run_result import RunResult
 from nocap.launch.runner import Runner
 from nocap.launch.seed_request import seed_requests
@@ -119,7 +118,7 @@ def grid_of(runs: Sequence[Training], label: str) -> Grid:
     swept = _swept([run.composed.overrides for run in runs])
     distinct = {run.plan.identity: run for run in reversed(runs)}
     name = f"{label}-{digest(sorted(distinct))[:8]}"
-    requests = seed_requests(run.plan for run in runs)
+    requests = seed_requests((run.plan.arm, run.plan.run.seed) for run in runs)
     cells = list[Cell]()
     for run in runs:
         if distinct[run.plan.identity] is not run:
@@ -161,7 +160,7 @@ def train(
         StoppedError: somebody asked to stop.
     """
     results: dict[str, RunResult] = {}
-    if not any(outcome(run.plan) is None for run in runs):
+    if not any(run.plan.outcome() is None for run in runs):
         return results
     grid = grid_of(runs, label)
     grid.write()

@@ -11,7 +11,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from nocap.config.run import Run
 from nocap.config.trainer import Compile, Precision
-from nocap.data.batches import Windows, train_windows, val_windows
+from nocap.data.batches import train_windows, val_windows
+from nocap.data.windows import Windows
 from nocap.model.compiled import compile_in_place
 from nocap.model.gpt import build_model
 from nocap.model.language_model import LanguageModel

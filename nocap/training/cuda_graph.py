@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from nocap.config.keys import InputError
-from nocap.model.language_model import Loss
+from nocap.model.loss import Loss
 from nocap.training import memory
 from nocap.training.memory_limit import ran_out
 

@@ -18,7 +18,8 @@ from nocap.config.keys import InputError
 from nocap.config.run import Run
 from nocap.config.trainer import Device
 from nocap.data.batches import microbatches, sequences_of
-from nocap.model.language_model import LanguageModel, Loss
+from nocap.model.language_model import LanguageModel
+from nocap.model.loss import Loss
 from nocap.training.build import NextBatch, Trainee, autocast
 from nocap.training.build_optimizers import rates, set_lr
 from nocap.training.job import Job

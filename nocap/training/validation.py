@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from nocap.config.run import Run
-from nocap.data.batches import Windows
+from nocap.data.windows import Windows
 from nocap.model.language_model import LanguageModel
 from nocap.training.build import autocast
 from nocap.training.step import seed_draws

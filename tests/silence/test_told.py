@@ -161,10 +161,10 @@ def test_a_changed_record_is_named_as_damaged_and_left_out(here: Door, tmp_path:
 PLAIN = """
 from dataclasses import dataclass
 from torch import nn
-from nocap.options.model import Model
+from nocap.options.model.gpt import Gpt
 
 @dataclass(kw_only=True)
-class Plain(Model):
+class Plain(Gpt):
     kind: str = "plain"
 
     def build_block(self, run, layer):

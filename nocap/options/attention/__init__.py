@@ -6,15 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from nocap.config.keys import key, require
-from nocap.config.option import Option, declared
+from nocap.config.option import AnyRun, Option
+from nocap.options.run_parts import RunParts
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from nocap.config.run import Run
-    from nocap.config.trainer import Precision
-    from nocap.model.attention import Mixer
+    from nocap.model.context import Mixer
 
 
 @dataclass(kw_only=True, slots=True)
@@ -41,7 +40,7 @@ class Attention(Option):
                                             of tokens those that are seen; without it they are
                                             counted
         rows() -> dict                      the row of the profile for each module inside by its
-                                            name (see `nocap.store.metrics`); without it the
+                                            name (see `nocap.metrics`); without it the
                                             module is one row
     """
 
@@ -54,29 +53,40 @@ class Attention(Option):
     # instead of three times
     merge_qkv: bool = False
 
-    def check(self, run: Run) -> None:
-        n_head = run.model.n_head
+    def check(self, run: AnyRun) -> None:
+        parts: RunParts = run
+        n_head = parts.model.n_head
         divides = n_head % self.n_kv_heads == 0
         rule = f"divide model.n_head={n_head}"
         require(divides, "attention.n_kv_heads", rule, self.n_kv_heads)
 
-    def build(self, run: Run, layer: int) -> nn.Module:
+    def build(self, run: AnyRun, layer: int) -> nn.Module:
         """Return a layer's attention: a module from x_BTC and the forward's
-        `nocap.model.gpt.Context` to BTC."""
-        from nocap.model.attention import CausalSelfAttention
+        `nocap.model.context.Context` to BTC."""
+        from nocap.model.first_weights import keyed
+        from nocap.model.self_attention import CausalSelfAttention
 
-        return CausalSelfAttention(run, layer)
+        parts: RunParts = run
+        with keyed(parts.seed, f"blocks.{layer}.attention.mixer"):
+            mixer = self.mixer(run, layer)
+        return CausalSelfAttention(
+            parts.model,
+            parts.position,
+            mixer,
+            n_kv_heads=self.n_kv_heads,
+            merge_qkv=self.merge_qkv,
+        )
 
     def rows(self) -> dict[str, str]:
         projections = dict.fromkeys(("q_proj", "k_proj", "v_proj", "merged"), "qkv")
         return {**projections, "": "rotary", "mixer": "scores", "out_proj": "attention_out"}
 
-    def mixer(self, run: Run, layer: int) -> Mixer:
+    def mixer(self, run: AnyRun, layer: int) -> Mixer:
         """Return a layer's function from q_BHTD, k_BKTD, v_BKTD to BHTD, K being `n_kv_heads`; a
         module where it has parameters."""
         raise NotImplementedError(f"attention.kind={self.kind} must define mixer, or build")
 
-    def prepare(self, run: Run, device: torch.device) -> None:
+    def prepare(self, run: AnyRun, device: torch.device) -> None:
         """Make what mixers look up, before the first forward on this device."""
 
     def window_of(self, layer: int) -> int | None:
@@ -105,20 +115,3 @@ def causal_keys(window: int | None, T: int) -> float:
     mask; with a window w < T, w - w²/2T."""
     w = min(window or T, T)
     return w - w * w / (2 * T)
-
-
-def first_window(run: Run) -> int | None:
-    """Return the window in tokens of the first layer that has one."""
-    for layer in range(run.model.n_layer):
-        window = run.attention.window_of(layer)
-        if window is not None:
-            return window
-    return None
-
-
-def kernel_name(run: Run, precision: Precision) -> str:
-    """Return the attention kernel that runs, for the record."""
-    name_of = declared(run.attention, "kernel_name", of=("build", "mixer"))
-    if name_of is None:
-        return run.attention.kind
-    return str(name_of(run, precision))

@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from nocap.config.keys import key, require
-from nocap.options.attention.softmax import GLOBAL_KERNELS, LOCAL_KERNELS, Kernel, Softmax
+from nocap.options.attention.kernel import GLOBAL_KERNELS, LOCAL_KERNELS, Kernel
+from nocap.options.attention.softmax import Softmax
 
 if TYPE_CHECKING:
     from nocap.config.run import Run
     from nocap.config.trainer import Precision
-    from nocap.model.attention import Mixer
+    from nocap.model.context import Mixer
 
 
 @dataclass(kw_only=True, slots=True)

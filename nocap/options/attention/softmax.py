@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from nocap.config.keys import key, require
 from nocap.config.trainer import Device, Precision
 from nocap.options.attention import Attention, causal_keys
+from nocap.options.attention.kernel import (
+    DOCUMENT_KERNELS,
+    GLOBAL_KERNELS,
+    LOCAL_KERNELS,
+    Kernel,
+    sdpa_kernels,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,52 +24,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from nocap.config.run import Run
-    from nocap.model.attention import Documents, Mixer
-
-
-class Kernel(Enum):
-    """How attention is computed: global layers by one of the first six, sliding windows by one of
-    the last two."""
-
-    materialized = "materialized"  # softmax over a T×T matrix that exists in memory
-    # torch's own choice of a fused kernel for the device and dtype; on the CPU that is flash
-    fused = "fused"
-    # this kernel or an error; flash and cudnn take no products in fp32 on CUDA
-    flash = "flash"
-    efficient = "efficient"
-    cudnn = "cudnn"
-    flex = "flex"  # FlexAttention, on CUDA only: its CPU version has no backward
-    blocks = "blocks"  # chunks of a window or more; each attends to itself and the chunk before it
-
-
-# Those that take documents. On CUDA `fused` is efficient then, which alone takes a mask of all
-# pairs, and flex alone leaves out what is hidden.
-DOCUMENT_KERNELS = {
-    Device.cpu: (Kernel.materialized, Kernel.fused, Kernel.flash, Kernel.blocks),
-    Device.cuda: (
-        Kernel.materialized,
-        Kernel.fused,
-        Kernel.efficient,
-        Kernel.flex,
-        Kernel.blocks,
-    ),
-}
-LOCAL_KERNELS = (Kernel.flex, Kernel.blocks)
-GLOBAL_KERNELS = tuple(kernel for kernel in Kernel if kernel is not Kernel.blocks)
-
-
-def sdpa_kernels(
-    kernel: Kernel, device: Device, precision: Precision, *, masked: bool = False
-) -> tuple[Kernel, ...]:
-    """Return the fused kernels that may run here, `masked` with a mask of all pairs: torch takes
-    the first that it prefers on this chip, or raises."""
-    if device is Device.cpu:
-        return (Kernel.flash,)
-    if precision is Precision.fp32 or masked:
-        return (Kernel.efficient,)
-    if kernel is Kernel.fused:
-        return (Kernel.cudnn, Kernel.flash, Kernel.efficient)
-    return (kernel,)
+    from nocap.model.attention import Documents
+    from nocap.model.context import Mixer
 
 
 @dataclass(kw_only=True, slots=True)

@@ -4,7 +4,7 @@ follow from the model's shape and the device."""
 from __future__ import annotations
 
 from nocap.config.trainer import Device
-from nocap.options.attention.softmax import Kernel
+from nocap.options.attention.kernel import Kernel
 
 
 def gqa_heads(n_head: int) -> int:

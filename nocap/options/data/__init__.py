@@ -3,28 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from nocap.config.keys import key
 from nocap.config.option import Option, require_default
+from nocap.options.data.reading import Order
 
 if TYPE_CHECKING:
     from nocap.data.shards import ShardSet
     from nocap.options.tokenizer import Tokenizer
-
-
-class Order(Enum):
-    shuffled = "shuffled"  # a permutation of all windows, another one each epoch, from the seed
-    sequential = "sequential"  # the challenge's order; the seed does not touch it
-
-
-class TokenType(Enum):
-    """How a file without a header holds its tokens, in little-endian order."""
-
-    uint16 = "uint16"
-    uint32 = "uint32"
 
 
 @dataclass(kw_only=True, slots=True)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from nocap.config.keys import key, require
 from nocap.config.paths import expanded
-from nocap.options.data import Data, TokenType
+from nocap.options.data import Data
+from nocap.options.data.reading import TokenType
 
 if TYPE_CHECKING:
     from nocap.data.shards import ShardSet

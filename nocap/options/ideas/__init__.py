@@ -31,17 +31,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from nocap.config.keys import key, require
-from nocap.config.option import Option
+from nocap.config.option import AnyRun, Option
+from nocap.options.run_parts import RunParts
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from nocap.config.run import Run
-    from nocap.data.batches import Windows
-    from nocap.model.gpt import Context, Head
-    from nocap.model.language_model import LanguageModel
-    from nocap.training.job import Job
+    from nocap.data.windows import Windows
+    from nocap.model.context import Context
+    from nocap.model.head import Head
 
 
 # The joints, by what builds the part that they are called with.
@@ -71,29 +70,29 @@ class Idea(Option):
     # Else the prefix is recomputed, and the mask refused
     PER_TOKEN: ClassVar[bool] = False
 
-    def build(self, run: Run, *, vocab_size: int) -> nn.Module | None:
+    def build(self, run: AnyRun, *, vocab_size: int) -> nn.Module | None:
         """Return the model's part, with its parameters and buffers; `nn.Module()` where it has
         none."""
         return None
 
-    def build_layer(self, run: Run, layer: int) -> nn.Module | None:
+    def build_layer(self, run: AnyRun, layer: int) -> nn.Module | None:
         """Return a block's part; None leaves this layer as it is. Read the layer's number here, not
         in a joint: a compiled block serves all layers."""
         return None
 
-    def build_around(self, run: Run, model: LanguageModel) -> nn.Module | None:
+    def build_around(self, run: AnyRun, model: nn.Module) -> nn.Module | None:
         """Return the step's part. Its persistent buffers are saved in checkpoints."""
         return None
 
     # --- what it says of itself ---
 
-    def flops_per_token(self, run: Run, *, vocab_size: int) -> float:
+    def flops_per_token(self, run: AnyRun, *, vocab_size: int) -> float:
         """Return the FLOPs of matrix products that it adds to a training token. It describes the
         joints of its own class, and no others (see `nocap.config.option.declared`): without it they
         are counted."""
         return 0.0
 
-    def flops_beside(self, run: Run, *, vocab_size: int) -> float:
+    def flops_beside(self, run: AnyRun, *, vocab_size: int) -> float:
         """Return the FLOPs of a training token that counting the model does not find: those of
         another model."""
         return 0.0
@@ -105,10 +104,10 @@ class Idea(Option):
 
     # --- joints of the model ---
 
-    def prepare(self, part: Any, *, run: Run, device: torch.device) -> None:
+    def prepare(self, part: Any, *, run: AnyRun, device: torch.device) -> None:
         """Load what training alone needs; the model is on its device, and not compiled yet."""
 
-    def before_forward(self, part: Any, model: LanguageModel, *, step: int) -> None:
+    def before_forward(self, part: Any, model: nn.Module, *, step: int) -> None:
         """Begin a training step. What changes with the step is set here as a function of the step
         alone: so it needs no place in checkpoints."""
 
@@ -146,15 +145,16 @@ class Idea(Option):
         logits, in nats."""
         return None
 
-    def built(self, run: Run, model: LanguageModel) -> None:
+    def built(self, run: AnyRun, model: nn.Module) -> None:
         """Set first weights, or tie some of them to others. The draws are over: those of the rest
         stay the same."""
 
     # --- joints of the data and the step ---
 
-    def arrange(self, windows: Windows, job: Job) -> tuple[float, float]:
+    def arrange(self, windows: Windows, job: Any) -> tuple[float, float]:
         """Change which windows of the training data are read, and in which order. Returns the
-        seconds that it took to know that, and how many of them just now."""
+        seconds that it took to know that, and how many of them just now. `job`
+        is a `nocap.training.job.Job`."""
         return 0.0, 0.0
 
     def rates(self, name: str) -> Rate:
@@ -162,17 +162,17 @@ class Idea(Option):
         need not be the idea's own."""
         return Rate()
 
-    def before_clip(self, part: Any, model: LanguageModel, *, step: int) -> None:
+    def before_clip(self, part: Any, model: nn.Module, *, step: int) -> None:
         """Act on gradients that are summed over ranks. Of those that are None here, no norm is
         taken."""
 
-    def before_step(self, part: Any, model: LanguageModel, *, step: int) -> None:
+    def before_step(self, part: Any, model: nn.Module, *, step: int) -> None:
         """Act on gradients that are summed over ranks and clipped; weights are those of before."""
 
-    def after_step(self, part: Any, model: LanguageModel, *, step: int) -> None:
+    def after_step(self, part: Any, model: nn.Module, *, step: int) -> None:
         """Act on updated weights; gradients are gone."""
 
-    def validating(self, part: Any, model: LanguageModel) -> AbstractContextManager[object]:
+    def validating(self, part: Any, model: nn.Module) -> AbstractContextManager[object]:
         """Give the model, inside the block, the weights that are validated, and generated from."""
         return nullcontext()
 
@@ -186,12 +186,14 @@ class WithRate(Idea):
 
     lr: float = key(gt=0, le=1e6)  # factor on the learning rate of the idea's own parameters
 
-    def check(self, run: Run) -> None:
-        name = next(name for name, idea in run.ideas.items() if idea is self)
+    def check(self, run: AnyRun) -> None:
+        parts: RunParts = run
+        name = next(name for name, idea in parts.ideas.items() if idea is self)
         rule = f"be named {self.kind} like its kind, so that lr finds its parameters"
         require(name == self.kind, f"ideas.{name}", rule, name)
         rule = f"be at least {self.LEAST_LAYERS} with ideas.{self.kind}"
-        require(run.model.n_layer >= self.LEAST_LAYERS, "model.n_layer", rule, run.model.n_layer)
+        n_layer = parts.model.n_layer
+        require(n_layer >= self.LEAST_LAYERS, "model.n_layer", rule, n_layer)
 
     def rates(self, name: str) -> Rate:
         is_own = f"ideas.{self.kind}." in name

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from nocap.config.run import Run
-    from nocap.model.gpt import Context
+    from nocap.model.context import Context
 
 # large odd numbers; times an id they stay below 2⁶³
 FACTORS = 2_654_435_761, 2_246_822_519, 3_266_489_917, 668_265_263, 374_761_393, 1_540_483_477

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from nocap.config.run import Run
-    from nocap.model.gpt import Context
+    from nocap.model.context import Context
 
 
 @dataclass(kw_only=True, slots=True)

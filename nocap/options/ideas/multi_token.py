@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from nocap.config.run import Run
-    from nocap.model.gpt import Head
-    from nocap.model.language_model import LanguageModel
+    from nocap.model.head import Head
 
 
 @dataclass(kw_only=True, slots=True)
@@ -48,7 +47,7 @@ class MultiToken(Idea):
         part.steps = run.trainer.steps
         return part
 
-    def before_forward(self, part: Any, model: LanguageModel, *, step: int) -> None:
+    def before_forward(self, part: Any, model: nn.Module, *, step: int) -> None:
         part.decay.fill_(1 - (1 - self.final) * step / part.steps)
 
     def loss(self, part: Any, x_BTC: Tensor, targets_BT: Tensor, head: Head) -> Any:

@@ -7,14 +7,11 @@ from enum import Enum
 from typing import TYPE_CHECKING, ClassVar
 
 from nocap.config.keys import key, require
-from nocap.config.option import Option
-from nocap.config.trainer import Device, Precision
+from nocap.config.option import AnyRun, Option
+from nocap.config.trainer import Precision
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from nocap.config.run import Run
-    from nocap.model.language_model import LanguageModel
 
 
 class NormPlacement(Enum):
@@ -46,8 +43,8 @@ WHOLE_KEYS = (
 
 @dataclass(kw_only=True, slots=True)
 class Model(Option):
-    """The transformer's shape. An option may replace a block by `build_block`, or the whole model
-    by `build`.
+    """The transformer's shape. An option builds a whole model by `build`, or extends
+    `nocap.options.model.gpt.Gpt` and replaces its block by `build_block`.
 
     A model that one of these replaces has its FLOPs counted, ideas included, unless it has a method
     `flops_per_token(run, *, vocab_size)`, and decodes by recomputing the prefix.
@@ -79,54 +76,16 @@ class Model(Option):
     # limit c of the logits: they become c·tanh(logits/c); null: no limit
     logit_softcap: float | None = key(gt=0, le=1e6, default=None)
 
-    def check(self, run: Run) -> None:
+    def check(self, run: AnyRun) -> None:
         divides = self.d_model % self.n_head == 0
         rule = f"be divisible by model.n_head={self.n_head}"
         require(divides, "model.d_model", rule, self.d_model)
-        own = self.residual_precision
-        products = run.trainer.precision
-        fits = own is Precision.fp32 or products is Precision.bf16
-        require(
-            fits,
-            "model.residual_precision",
-            f"be fp32 with trainer.precision={products.value}",
-            own.value,
-        )
-        if self.fp8_head:
-            self._check_fp8(run, products)
 
-    def _check_fp8(self, run: Run, products: Precision) -> None:
-        from nocap.config.hardware import capability
+    def build(self, run: AnyRun, *, vocab_size: int) -> nn.Module:
+        """Return the model, a `nocap.model.language_model.LanguageModel`."""
+        raise NotImplementedError(f"model.kind={self.kind} must define build, or extend Gpt")
 
-        def refuse_unless(ok: bool, where: str) -> None:
-            require(ok, "model.fp8_head", f"be false {where}", self.fp8_head)
-
-        tokens = run.trainer.micro_batch * self.seq_len
-        chunks = run.objective.loss_chunks
-        refuse_unless(chunks <= 1, f"with objective.loss_chunks={chunks}")
-        refuse_unless(products is Precision.bf16, f"with trainer.precision={products.value}")
-        refuse_unless(
-            not self.pad_logits, "with model.pad_logits=true, because the fp8 head pads too"
-        )
-        are_multiples = self.d_model % 16 == 0 and tokens % 16 == 0
-        where = "if model.d_model or a micro-batch's tokens are no multiple of 16"
-        refuse_unless(are_multiples, where)
-        if run.trainer.device is not Device.cuda:
-            return
-        gpu = capability()
-        if gpu is not None:
-            major, minor = gpu
-            where = f"on a GPU before capability 8.9, as this of {major}.{minor}"
-            refuse_unless(gpu >= (8, 9), where)
-
-    def build(self, run: Run, *, vocab_size: int) -> LanguageModel:
-        from nocap.model.gpt import GPT
-
-        return GPT(run, vocab_size=vocab_size)
-
-    def build_block(self, run: Run, layer: int) -> nn.Module:
-        """Return a block: a module from x_BTC and the forward's `nocap.model.gpt.Context` to
+    def build_block(self, run: AnyRun, layer: int) -> nn.Module:
+        """Return a block: a module from x_BTC and the forward's `nocap.model.context.Context` to
         BTC."""
-        from nocap.model.gpt import Block
-
-        return Block(run, layer)
+        raise NotImplementedError(f"model.kind={self.kind} must define build_block, or extend Gpt")

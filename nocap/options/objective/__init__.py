@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from nocap.config.keys import key, require
-from nocap.config.option import Option
+from nocap.config.option import AnyRun, Option
+from nocap.options.run_parts import RunParts
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from nocap.config.run import Run
-    from nocap.model.gpt import Head
-    from nocap.model.language_model import Loss
+    from nocap.model.head import Head
+    from nocap.model.loss import Loss
 
 
 @dataclass(kw_only=True, slots=True)
@@ -31,9 +31,10 @@ class Objective(Option):
     # number of chunks of a micro-batch; nocap holds the logits of one chunk at a time. 0: one chunk
     loss_chunks: int = key(ge=0, le=2**40, default=1)
 
-    def check(self, run: Run) -> None:
-        size = run.trainer.micro_batch
-        T = run.model.seq_len
+    def check(self, run: AnyRun) -> None:
+        parts: RunParts = run
+        size = parts.trainer.micro_batch
+        T = parts.model.seq_len
         rule = f"be at most trainer.micro_batch × model.seq_len = {size} × {T} = {size * T}"
         require(self.loss_chunks <= size * T, "objective.loss_chunks", rule, self.loss_chunks)
 

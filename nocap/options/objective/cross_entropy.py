@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from nocap.config.run import Run
-    from nocap.model.gpt import Head
-    from nocap.model.language_model import Loss
+    from nocap.model.head import Head
+    from nocap.model.loss import Loss
 
 
 @dataclass(kw_only=True, slots=True)
@@ -27,7 +27,7 @@ class CrossEntropy(Objective):
         return 6.0 * run.model.d_model * vocab_size
 
     def loss(self, head: Head, x_BTC: Tensor, targets_BT: Tensor) -> Loss:
-        from nocap.model.language_model import Loss
+        from nocap.model.loss import Loss
 
         if self.z_loss == 0:
             return Loss(head.next_token(x_BTC, targets_BT))

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from nocap.config.keys import key
-from nocap.config.option import Option
+from nocap.config.option import AnyRun, Option
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from nocap.config.run import Run
     from nocap.options.model import Model
 
     # positions: of all sequences, or of each, (B, T), where they begin anew in its documents
@@ -32,7 +31,7 @@ class Position(Option):
     # data.document_mask
     restart: bool = key(default=False, added=True)
 
-    def flops_per_token(self, run: Run) -> float:
+    def flops_per_token(self, run: AnyRun) -> float:
         """Return the FLOPs of matrix products for a token, forward and backward, in all layers. It
         describes what its own class does, and nothing else (see `nocap.config.option.declared`):
         without it they are counted."""

@@ -4,13 +4,10 @@ history."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from nocap.config.keys import key, require
-from nocap.config.option import Option
-
-if TYPE_CHECKING:
-    from nocap.config.run import Run
+from nocap.config.option import AnyRun, Option
+from nocap.options.run_parts import RunParts
 
 
 @dataclass(kw_only=True, slots=True)
@@ -19,8 +16,9 @@ class Schedule(Option):
 
     warmup_steps: int = key(ge=0, le=10**9)  # steps in which the learning rate rises to its peak
 
-    def check(self, run: Run) -> None:
-        steps = run.trainer.steps
+    def check(self, run: AnyRun) -> None:
+        parts: RunParts = run
+        steps = parts.trainer.steps
         rule = f"be at most trainer.steps={steps}"
         require(self.warmup_steps <= steps, "schedule.warmup_steps", rule, self.warmup_steps)
 

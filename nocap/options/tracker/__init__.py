@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from nocap.config.keys import flat
 from nocap.config.option import Option
+from nocap.metrics import METRICS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,8 +63,6 @@ _IN_CONFIG = ("identity", "name", "arm", "seed")
 def at_the_end(summary: Mapping[str, Any]) -> dict[str, Any]:
     """Return `summary.json`, flat, without its nulls. What the rows have too has its name there, so
     that a dashboard shows it once, as it is at the end; what the config says is left out."""
-    from nocap.store.metrics import METRICS
-
     curves = {"/".join(metric.path): metric.curve for metric in METRICS.values() if metric.curve}
     curves |= {"mfu": "perf/mfu", "memory_mib/peak": "memory/peak_mib", "steps": "step"}
     values = {}

@@ -12,18 +12,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nocap.config.errors import line_of
 from nocap.config.paths import shown
 from nocap.options.tracker import RunFacts, Tables, TrackerSession
+from nocap.options.tracker.wandb.keys import WandbKeys
 from nocap.options.tracker.wandb.login import teardown
 from nocap.options.tracker.wandb.mirror_place import MirrorPlace
 from nocap.options.tracker.wandb.names import BEST, curve_name, ends_of
 from nocap.options.tracker.wandb.queries import rows_on_server
-
-if TYPE_CHECKING:
-    from nocap.options.tracker.wandb import Wandb
 
 SLOW_FINISH_S = 3600.0  # where a checkpoint is sent
 RESEND_FINISH_S = 600.0  # of a record that is sent later, which no training waits for
@@ -40,7 +38,13 @@ class WandbSession(TrackerSession):
     """
 
     def __init__(
-        self, tracker: Wandb, run: Any, place: MirrorPlace, facts: RunFacts, *, resent: bool = False
+        self,
+        tracker: WandbKeys,
+        run: Any,
+        place: MirrorPlace,
+        facts: RunFacts,
+        *,
+        resent: bool = False,
     ) -> None:
         """Begin to send. `resent`: nothing trains, and the session may take its time."""
         self._tracker = tracker
@@ -268,7 +272,7 @@ class WandbSession(TrackerSession):
             warn(reason)
 
 
-def upload_s(tracker: Wandb, *, resent: bool) -> float:
+def upload_s(tracker: WandbKeys, *, resent: bool) -> float:
     """Return how long the end of a run may take."""
     if tracker.checkpoint:
         return SLOW_FINISH_S

@@ -6,11 +6,12 @@ from __future__ import annotations
 import shutil
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nocap.config.errors import line_of
 from nocap.config.keys import flat
 from nocap.options.tracker import RunFacts
+from nocap.options.tracker.wandb.keys import WandbKeys
 from nocap.options.tracker.wandb.login import login, teardown
 from nocap.options.tracker.wandb.mirror_place import MirrorPlace, agents_id, own_id, place_of
 from nocap.options.tracker.wandb.mirror_session import WandbSession, upload_s, warn
@@ -24,11 +25,8 @@ from nocap.options.tracker.wandb.names import (
 )
 from nocap.options.tracker.wandb.queries import rows_on_server
 
-if TYPE_CHECKING:
-    from nocap.options.tracker.wandb import Wandb
 
-
-def open_session(tracker: Wandb, facts: RunFacts) -> WandbSession:
+def open_session(tracker: WandbKeys, facts: RunFacts) -> WandbSession:
     """Open a session online, or offline with the reason in a line. Its place is written first: a
     mirror that cannot be opened is left to `nocap.runs sync`."""
     place_of(facts).write(facts.run_dir)
@@ -54,7 +52,7 @@ def open_session(tracker: Wandb, facts: RunFacts) -> WandbSession:
 
 
 def open_online(
-    tracker: Wandb, facts: RunFacts, settings: Any, *, timeout_s: float, resent: bool = False
+    tracker: WandbKeys, facts: RunFacts, settings: Any, *, timeout_s: float, resent: bool = False
 ) -> WandbSession:
     """Open a session of a run on the server, with this login, within this time."""
     deadline = time.monotonic() + timeout_s
@@ -68,7 +66,7 @@ def open_online(
 
 
 def _place_on_server(
-    tracker: Wandb, facts: RunFacts, settings: Any, *, timeout_s: float
+    tracker: WandbKeys, facts: RunFacts, settings: Any, *, timeout_s: float
 ) -> MirrorPlace:
     """Return where a run is sent, with the rows that the server has of it. One that was deleted
     there has another id: a server does not take the old one.
@@ -94,7 +92,7 @@ def _place_on_server(
 
 
 def _init(
-    tracker: Wandb,
+    tracker: WandbKeys,
     facts: RunFacts,
     place: MirrorPlace,
     *,
@@ -152,7 +150,7 @@ def _init(
     return run
 
 
-def _name(tracker: Wandb, facts: RunFacts) -> str:
+def _name(tracker: WandbKeys, facts: RunFacts) -> str:
     """Name a run: as the tracker says, and among the runs of a grid by what sets it apart, too."""
     if not tracker.name:
         return facts.name

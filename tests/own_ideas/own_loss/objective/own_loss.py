@@ -10,8 +10,8 @@ from nocap.options.objective import Objective
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from nocap.model.gpt import Head
-    from nocap.model.language_model import Loss
+    from nocap.model.head import Head
+    from nocap.model.loss import Loss
 
 
 @dataclass(kw_only=True, slots=True)
@@ -19,6 +19,6 @@ class OwnLoss(Objective):
     kind: str = "own_loss"
 
     def loss(self, head: Head, x_BTC: Tensor, targets_BT: Tensor) -> Loss:
-        from nocap.model.language_model import Loss
+        from nocap.model.loss import Loss
 
         return Loss(head.next_token(x_BTC, targets_BT))

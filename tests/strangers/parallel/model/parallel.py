@@ -7,7 +7,7 @@ from torch import nn
 
 from nocap.config.keys import key
 from nocap.model.language_model import joined
-from nocap.options.model import Model
+from nocap.options.model.gpt import Gpt
 
 
 class ParallelBlock(nn.Module):
@@ -35,7 +35,7 @@ class ParallelBlock(nn.Module):
 
 
 @dataclass(kw_only=True)
-class Parallel(Model):
+class Parallel(Gpt):
     kind: str = "parallel"
     scale: float = key(gt=0, le=1000)
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from nocap.config.errors import EXIT_CODES, StoppedError
 from nocap.config.keys import require
 from nocap.judge.comparison_schema import to_json as answer_json
-from nocap.proposals.campaign import AnswerJson, Proposals, answer
-from nocap.proposals.command_proposals import of_commands
-from nocap.proposals.override_proposals import of_overrides
 from nocap.store import lease
+from nocap.study.proposals.campaign import AnswerJson, Proposals, answer
+from nocap.study.proposals.command_proposals import of_commands
+from nocap.study.proposals.override_proposals import of_overrides
 from nocap.study.spec import Propose, Study
 from nocap.study.study_command import Options, read_arguments, scale_of, use_options
 from nocap.study.study_folder import load_study

@@ -13,11 +13,11 @@ from nocap.config.errors import FailedError
 from nocap.config.keys import require
 from nocap.config.overrides import parse_override
 from nocap.config.run import Run
-from nocap.proposals.campaign import Losses, Proposal, Proposals
 from nocap.sources.command_words import split_words
 from nocap.store.identity import config_that_counts
 from nocap.store.record_files import digest
 from nocap.store.source_hashes import source_hashes
+from nocap.study.proposals.campaign import Losses, Proposal, Proposals
 from nocap.study.spec import Propose, Study
 from nocap.study.spec_checks import CLOSED
 from nocap.study.study_plan import check_fair, compose_arms, training_overrides
