@@ -698,7 +698,7 @@ def test_looks_are_counted_from_what_commands_asked_for(tmp_path, commands, look
     assert content["confidence"] == 1 - 0.05 / look**2
     shown = {1: "95%", 2: "98.75%", 3: "99.44%"}[look]
     comparison = compare(load_runs([tmp_path]))
-    assert f"±: half of the {shown} interval" in render(comparison)
+    assert f"± is half of the {shown} interval" in render(comparison)
     difference = content["arms"][1]["difference"]
     assert difference["low"] == pytest.approx(exact.low, abs=1e-9)
     assert difference["high"] == pytest.approx(exact.high, abs=1e-9)

@@ -173,7 +173,7 @@ def test_a_gain_that_no_arm_shows_is_shown_by_factor(
         out,
     )
     assert out.index("By factor") < out.index("Verdicts")
-    assert "None of 7 interactions is shown: the gains may add up." in out
+    assert "Of 7 interactions, 0 shown: the gains of single changes may add up." in out
 
 
 def test_what_turns_round_with_another_key_depends_on_it(tmp_path: Path) -> None:

@@ -188,7 +188,7 @@ def test_each_record_is_compared_with_the_one_before_it(tmp_path, capsys):
         assert (difference["verdict"] == "better") == (mid + reach < 0)
         assert arm["against"] == content["arms"][i]["arm"]
     assert content["by_factor"] is None
-    assert "each against the one before it, from r0 on" in capsys.readouterr().out
+    assert "each arm against the arm before it, beginning with r0" in capsys.readouterr().out
 
 
 def test_records_that_share_no_seeds_with_the_first_have_one_variance(tmp_path):
@@ -460,7 +460,7 @@ def test_times_are_compared_on_the_same_hardware(tmp_path, base, idea, said, ref
     assert refused or arm["train_s"]["ratio"]["mean"] == pytest.approx(5 / 6)
     shown = []
     for show in (render, page.render):
-        shown.append(f"--hardware says that they ran on {said}" in show(comparison))
+        shown.append(f"--hardware says that the runs used {said}" in show(comparison))
     expected = [bool(said and not (base and idea))] * 2
     assert shown == expected
 
@@ -555,7 +555,7 @@ def test_every_page_says_that_it_is_imported(tmp_path, capsys):
     said = capsys.readouterr().out
     html = outs["html"].read_text()
     cases = (
-        "imported: logs of another trainer (jsonl), exploratory",
+        "imported: logs of another trainer (jsonl)",
         "unfinished: 60 of 100 steps, as others of its arm have",
     )
     for line in cases:

@@ -360,7 +360,8 @@ CHECK_REFUSED = [
     ([POWER_LAW, "--only", "nothing"], "nocap: --only must be a check's name (composes, "),
     (
         [POWER_LAW, "schedule=wsd"],
-        "nocap: schedule=wsd does not work here: the command checks schedule=power_law",
+        "nocap: schedule=wsd does not work here, because this command already sets "
+        "schedule=power_law",
     ),
 ]
 

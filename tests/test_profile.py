@@ -471,7 +471,7 @@ BAD_INPUT = [
     (("attention.n_kv_heads=3",), "attention.n_kv_heads must divide model.n_head=4, got 3"),
     (
         ("trainer.devices=2", "trainer.batch_tokens=8192"),
-        "trainer.devices must be 1, because nocap.profile measures the step of one rank",
+        "trainer.devices must be 1, because nocap.profile measures the step of one device",
     ),
 ]
 

@@ -468,7 +468,7 @@ def test_a_proposal_that_is_stopped_goes_on(study_door: Door, beside: Path):
     said = (*running.communicate(), running.returncode)
     assert said == (
         "",
-        "nocap: paused; runs that ended are kept, and the same command goes on\n",
+        "nocap: paused; nocap keeps the runs that ended, and the same command continues\n",
         75,
     )
     known = times()

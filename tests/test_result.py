@@ -136,7 +136,7 @@ def judge(*words: object) -> tuple[int, list[str]]:
 
 
 def follows(path: Path, rows: int) -> str:
-    return f"{path}: its verdicts follow from its {rows} rows"
+    return f"{path}: the verdicts follow from its {rows} rows"
 
 
 # --- the same -------------------------------------------------------------------------------------
@@ -483,7 +483,7 @@ def test_edited_records_are_named_whatever_is_asked(file: Path) -> None:
     code, lines = judge(file, "--target=3.31", f"--json={again}")
 
     assert code == 1
-    assert lines[0].startswith(f"{file}: records: its digest is of something else")
+    assert lines[0].startswith(f"{file}: records: its digest does not match")
     assert lines[1].startswith(f"{file}: judged by a new question (--target)")
     # who gets the new file hears of it too
     assert lines[0] in content_of(again)["problems"]
@@ -501,7 +501,10 @@ def test_a_program_hears_of_an_edit(file: Path) -> None:
             verdicts.append(arm["difference"]["verdict"])
     assert verdicts == ["no difference shown"]
     (line,) = [line for line in told["problems"] if line.startswith(str(file))]
-    assert 'mqa gelu4x: difference.verdict is "better", by its rows "no difference shown"' in line
+    assert (
+        'mqa gelu4x: difference.verdict is "better" in the file, '
+        'but its rows give "no difference shown"' in line
+    )
 
 
 # --- edits ----------------------------------------------------------------------------------------
@@ -525,7 +528,10 @@ EDITS: dict[str, tuple[Callable[[Json], object], tuple[str, ...]]] = {
     ),
     "word": (
         lambda c: arm_of(c, "mqa gelu4x")["difference"].update(BETTER),
-        ('mqa gelu4x: difference.verdict is "better", by its rows "no difference shown"',),
+        (
+            'mqa gelu4x: difference.verdict is "better" in the file, '
+            'but its rows give "no difference shown"',
+        ),
     ),
     "interval": (
         lambda c: arm_of(c)["difference"].update(high=arm_of(c)["difference"]["high"] - 0.0001),
@@ -541,11 +547,14 @@ EDITS: dict[str, tuple[Callable[[Json], object], tuple[str, ...]]] = {
     ),
     "seed out": (
         lambda c: c["records"].remove(run_of(c)),
-        ('gqa gelu4x: difference.verdict is "better", by its rows "no verdict (n=2)"',),
+        (
+            'gqa gelu4x: difference.verdict is "better" in the file, '
+            'but its rows give "no verdict (n=2)"',
+        ),
     ),
     "diverged out": (
         lambda c: c["records"].remove(run_of(c, "flash-swiglu", 0)),
-        ("flash swiglu: ", "diverged is [0], by its rows []"),
+        ("flash swiglu: ", "diverged is [0] in the file, but its rows give []"),
     ),
     "arm out": (
         lambda c: c["arms"].remove(arm_of(c, "flash gelu3x")),
@@ -564,7 +573,10 @@ EDITS: dict[str, tuple[Callable[[Json], object], tuple[str, ...]]] = {
             )
             for seed in range(3)
         ],
-        ('lr: difference.verdict is "confounded (source)", by its rows "better"',),
+        (
+            'lr: difference.verdict is "confounded (source)" in the file, '
+            'but its rows give "better"',
+        ),
     ),
     "measured": (
         lambda c: c["measurements"][0].update(value=1.0),
@@ -602,14 +614,14 @@ def test_each_edit_is_named(file: Path, edit: str) -> None:
     code, lines = judge(file)
     assert code == 1, lines
     assert all(line.startswith(f"{file}: ") for line in lines)
-    digests = [line.split(": ")[1] for line in lines if "its digest is of something else" in line]
+    digests = [line.split(": ")[1] for line in lines if "its digest does not match" in line]
     assert digests == edited
     for words in named:
         assert any(words in line for line in lines), lines
     written(sealed(content), file)
     code, lines = judge(file)
     assert code == 1, lines
-    assert not any("its digest is of something else" in line for line in lines)
+    assert not any("its digest does not match" in line for line in lines)
     for words in named:
         assert any(words in line for line in lines), lines
 
@@ -630,7 +642,12 @@ def test_what_moves_no_word(file: Path) -> None:
     cases = (
         ([other_device, *others], {}, 1, "records: "),
         (content["records"], rounded, 0, ""),
-        (content["records"], {"verdict": "worse"}, 1, "judged by nocap 7.0 (0123), now by nocap"),
+        (
+            content["records"],
+            {"verdict": "worse"},
+            1,
+            "nocap 7.0 (0123) judged the file, and nocap",
+        ),
     )
     for records, difference, code, line in cases:
         shown.update(difference)
@@ -1048,7 +1065,7 @@ def test_an_edited_file_is_named_among_those_that_are_joined(tmp_path: Path) -> 
     code, (sound, *lines) = judge(*files)
     assert code == 1
     assert sound == follows(files[0], 6)
-    assert lines[0].startswith(f"{files[1]}: records: its digest is of something else")
+    assert lines[0].startswith(f"{files[1]}: records: its digest does not match")
     written("{", files[1])
     code, (line,) = judge(*files)
     assert code == 2

@@ -87,7 +87,8 @@ REFUSED = [
     ),
     (
         ["many", ARMS, "seed=0,1,2"],
-        "--until-shown must be the most seeds of an arm, as in --until-shown 24, got many",
+        "--until-shown must be the largest number of seeds of an arm, as in --until-shown 24, "
+        "got many",
     ),
     (
         ["6", "search=random", "optimizer.lr=interval(1e-4,1e-2)"],
