@@ -314,8 +314,8 @@ def test_an_arm_that_left_the_table_leaves_a_hole_and_a_line_says_so(tmp_path: P
     content = told(root)
     assert content["by_factor"] is None
     assert (
-        "not read by factor: without 0.2 b (diverged (1 of 4 seeds)) the grid has holes"
-        in content["problems"]
+        "there is no table by factor, because the grid has no usable result of 0.2 b (diverged "
+        "(1 of 4 seeds))" in content["problems"]
     )
 
 

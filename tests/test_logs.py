@@ -491,9 +491,9 @@ def test_a_time_to_target_is_no_surer_than_what_lies_between_two_validations(tmp
     ends = reached["ends"]
     assert ends["ratio"] is None
     assert reached["rare"]["refused"].startswith(
-        "validated every 500 steps there, and the other every 50"
+        "one arm was validated every 500 steps there, and the other every 50"
     )
-    assert ends["refused"] == "a run came to the target between its start and its first validation"
+    assert ends["refused"] == "a run reached the target before its first validation"
     assert ends["median"]  # its own is shown
     assert "refused: validated every 500 steps there" in render(comparison)
 
@@ -519,7 +519,7 @@ def test_a_log_that_stopped_early_is_not_faster(tmp_path):
 
     assert early["mean"] == 30.0
     assert early["ratio"] is None
-    assert early["refused"] == "other numbers of steps: 600 against 2,000"
+    assert early["refused"] == "the numbers of steps differ: 600 and 2,000"
     assert "as fast" not in render(comparison)
 
 
@@ -780,7 +780,7 @@ REFUSALS = {
     ),
     "a target in bits": (
         lambda root: [root / "bits.csv", "--target", "1"],
-        r"--target must be of runs with a loss in nats per token",
+        r"--target needs runs with a loss in nats per token",
     ),
     "a bad format file": (
         lambda root: [root, "--format", root / "bad.py"],

@@ -507,7 +507,7 @@ def test_the_rows_of_a_board_open_and_its_groups_are_jumped_to(
     opened: Callable[..., Tab],
 ) -> None:
     tab = opened(REPO / "experiments" / "board.html", last=None)
-    assert tab.page.locator("h1").inner_text().startswith("Of the notes' decided claims ")
+    assert tab.page.locator("h1").inner_text().startswith("Of the notes' decided claims, ")
     assert tab.page.locator("h1 + p").inner_text().startswith("Claims about GPT training: of ")
     marks = tab.each(".claim summary", "getComputedStyle(at, '::before').content")
     assert set(marks) == {'"▸"'}

@@ -86,7 +86,10 @@ def test_a_studys_plan_has_its_search_its_runs_and_its_shorter_schedules(tmp_pat
     assert rows["made mha"][2:4] == ["3", "0"]
     assert rows["made mha, trial 2"][4:6] == ["1", "0"]
     assert rows["pace"][1:] == ["mha,", "mqa", "3", "0"]
-    assert "3 pairs in analysis 1; claims that it does not decide go on, to 2 analyses" in out
+    assert (
+        "analysis 1 has 3 pairs; a claim that it does not decide gets more pairs, in at most 2 "
+        "analyses" in out
+    )
     assert "M.loss: val_loss of mqa, expected" in out[-1]
     assert not (tmp_path / "out" / "runs").exists()
 

@@ -209,10 +209,12 @@ def test_what_is_missing_for_it_is_said(tmp_path: Path) -> None:
     rng = np.random.default_rng(4)
     alike(tmp_path, rng, lengths=False)
     records = load_runs([tmp_path]).records
-    without = "the baseline is not there with three seeds at a shorter and a longer length"
+    without = (
+        "there are no runs of the baseline with three seeds at a shorter and at a longer length"
+    )
     assert noise_at_equal_loss(records, records[0].config) == without
     one = by(records, "gelu4x", 400)
-    alone = "no two arms share three seeds with a time a token on one machine"
+    alone = "no two arms have three common seeds with a time a token on one machine"
     assert noise_at_equal_loss(one, one[0].config) == alone
 
 
@@ -259,7 +261,7 @@ def test_plan_says_what_the_grid_can_show(here: Door) -> None:
         "the gain in time at equal loss that 3 seeds can show is not known: the baseline is"
         in between.out
     )
-    assert "at a shorter and a longer length (--equal-loss trains and times them)" in between.out
+    assert "at a shorter and at a longer length (--equal-loss trains and times them)" in between.out
     assert here("--multirun", "--equal-loss", *grid).code == 0
     after = here("--multirun", "--plan", *grid, "norm=rmsnorm,layernorm")
     assert after.code == 0

@@ -259,7 +259,7 @@ UNFAIR = [
     ({}, ["model.seq_len=16"], "model.seq_len"),
     ({}, ["attention=nothing"], "attention"),
     ({}, ["'attention=mqa"], "quotes in pairs"),
-    ({}, None, "has no claims: add --propose"),
+    ({}, None, "has no claims: add claims to its study.yaml, or type --propose"),
     ({"propose": {"gain": -1}}, [], "propose.gain must be"),
     ({"propose": {"lucky": 1}}, [], "lucky"),
     ({"propose": None}, [], "claims must have"),

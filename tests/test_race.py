@@ -252,7 +252,7 @@ def test_commands_that_ignore_the_seed_count_once(repo, raced):
     shown = text_of(page_of(answer))
     cases = (
         "Unpaired (Welch)",
-        "no verdict (n=1: all repeats are",
+        "no verdict (n=1: all repeats give",
         "Runs shared the machine (--jobs 2)",
     )
     for line in cases:
@@ -438,7 +438,7 @@ def test_steps_to_a_target_are_refused_where_one_arm_prints_its_loss_rarely(repo
     cost = costs(answer)["steps_to_target"]
     assert cost["mean"] is None
     assert cost["verdict"] == "no verdict"
-    why = "validated every 10 steps there, and the other every 1"
+    why = "one arm was validated every 10 steps there, and the other every 1"
     assert cost["method"].startswith(why)
     assert f"idea, steps to the target loss: {why}" in answer["said"]
 
@@ -455,7 +455,7 @@ def test_a_target_that_a_run_begins_at_has_no_ratio(repo, raced):
     answer = raced(*words)
     cost = costs(answer)["steps_to_target"]
     assert cost["verdict"] == "no verdict"
-    assert cost["method"] == "a run never came to the target, or began at it"
+    assert cost["method"] == "a run never reached the target, or was there at its start"
 
 
 FILES_WITH_METRICS = [

@@ -918,7 +918,8 @@ def test_a_run_that_is_in_both_counts_once(tmp_path: Path) -> None:
     assert joined["arms"] == content_of(first)["arms"]
     (line,) = joined["problems"]
     assert line.startswith(
-        f"{second}: others have 6 runs of it too, which count once (gpt2-flash-gelu4x-s1-"
+        f"{second}: other files also hold 6 runs of this file; each run counts once "
+        "(gpt2-flash-gelu4x-s1-"
     )
     assert compared_to(tmp_path / "twice.json", first, first)["problems"] == []
 
@@ -937,7 +938,7 @@ def test_a_run_that_ended_otherwise_in_the_other_file_is_named(tmp_path: Path) -
     assert line == (
         f"gpt2-gqa-gelu4x-s1 (identity {run.name[-12:]}) ended at {summary['val_loss']} in "
         f"{first} and at "
-        f"3.25 in {second}: the first counts"
+        f"3.25 in {second}: nocap uses the first value"
     )
 
 
@@ -957,35 +958,42 @@ def test_speeds_of_two_machines_are_not_compared(tmp_path: Path) -> None:
 OTHERS: dict[str, tuple[Json, str, list[str]]] = {
     "torch": (
         {"torch": "2.11.0"},
-        "torch 2.11.0, not 2.13.0 (to declare it: --allow torch)",
+        "torch 2.11.0, not 2.13.0 (to accept this difference, type --allow torch)",
         ["torch"],
     ),
     "source": (
         {"source": "s1"},
-        "source nocap.training.loop s1, not nocap.training.loop s0 (to declare it: --allow source)",
+        "source nocap.training.loop s1, not nocap.training.loop s0 (to accept this difference, "
+        "type --allow source)",
         ["source"],
     ),
-    "data": ({"train": "t1"}, "data t1, not t0 (to declare it: --allow data)", ["data"]),
+    "data": (
+        {"train": "t1"},
+        "data t1, not t0 (to accept this difference, type --allow data)",
+        ["data"],
+    ),
     "validation": (
         {"val": "v1"},
-        "data.val v1, not v0; data t0v1, not t0v0 (to declare it: --allow data.val --allow data)",
+        "data.val v1, not v0; data t0v1, not t0v0 (to accept this difference, type --allow "
+        "data.val --allow data)",
         ["data"],
     ),
     "kernel": (
         {"kernel": "math"},
-        "kernel math, not flash (to declare it: --allow kernel)",
+        "kernel math, not flash (to accept this difference, type --allow kernel)",
         ["kernel"],
     ),
     "several": (
         {"torch": "2.11.0", "source": "s1"},
         "torch 2.11.0, not 2.13.0; source nocap.training.loop s1, not nocap.training.loop s0 "
-        "(to declare it: --allow torch --allow source)",
+        "(to accept this difference, type --allow torch --allow source)",
         ["torch", "source"],
     ),
     "precision": ({"config": {"trainer.precision": "bf16"}}, "precision bf16, not fp32", []),
     "val_precision": (
         {"config": {"trainer.val_precision": "bf16"}},
-        "trainer.val_precision bf16, not fp32 (to declare it: --allow trainer.val_precision)",
+        "trainer.val_precision bf16, not fp32 (to accept this difference, type --allow "
+        "trainer.val_precision)",
         ["trainer.val_precision"],
     ),
 }
@@ -1042,7 +1050,7 @@ def test_different_questions_are_refused_by_name_unless_typed(
         compared_to(files[-1], two_arms(tmp_path / name, seeds), *words)
     code, lines = judge(*files)
     assert code == 2
-    rule = f"must have the question of {files[0]}, or the command line must state one"
+    rule = f"must ask the same question as {files[0]}, or the flags must state the question"
     assert lines == [f"nocap: {files[1]} {rule}, got {why}"]
     if question != "baseline":
         typed = (one or other)[0]
@@ -1105,7 +1113,7 @@ def test_what_makes_no_comparison_leaves_no_file(
     cases = (
         ("a comparison needs a finished run", half, *into),
         ("no run was found", "nowhere", *into),
-        ("--baseline must name one arm", outputs, "--baseline", "x", *into),
+        ("--baseline must name one of the arms", outputs, "--baseline", "x", *into),
         ("--target must be a loss above 0, got -1.0", outputs, "--target", "-1", *into),
         ("--json must be a file that can be written", outputs, "--json", tmp_path),
         ("--markdown must be a file that can be written", outputs, "--markdown", tmp_path),

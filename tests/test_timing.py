@@ -151,7 +151,9 @@ def test_a_timing_that_lacks_an_arm_is_named_and_not_used() -> None:
     short = replace(whole, seconds=seconds)
     comparison = timed(short)
     assert comparison.timing is None
-    why = "the timing of 2026-11-28T10:00:00+00:00 lacks gqa swiglu: speeds are those of the runs"
+    why = (
+        "the timing of 2026-11-28T10:00:00+00:00 lacks gqa swiglu, so the speeds are from the runs"
+    )
     assert why in comparison.problems
 
 
