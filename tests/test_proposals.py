@@ -394,7 +394,7 @@ def test_a_gain_is_accepted_and_nothing_is_not(study_door: Door, beside: Path):
 NO_PROPOSALS = [
     (command(1, seed=""), {}, "--propose must have {seed}"),
     ("/no/such/program {seed}", {}, "arm proposal 1 must begin with a program that exists"),
-    ("'train.py {seed}", {}, "--propose must be a command, with quotes in pairs"),
+    ("'train.py {seed}", {}, "--propose must be a command in which each quote is closed"),
     (command(1), {"command": "python train.py"}, "propose.command must have {seed}"),
     (command(1), {"metric": "("}, "propose.metric must be a regular expression"),
     (command(1), {"metric": ""}, "propose.command and propose.metric must both be set"),

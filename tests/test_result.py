@@ -433,7 +433,10 @@ def test_a_typed_question_is_asked_anew_and_nothing_is_checked(file: Path, outpu
     arm["difference"].update(BETTER)
     written(content, file)
     words = ["--target=3.31", "--baseline=gqa gelu4x"]
-    anew = f"{file}: judged by a new question (--baseline, --target): its own words are not checked"
+    anew = (
+        f"{file}: nocap judged the file with other options (--baseline, --target), so it did "
+        "not check the file's own verdicts"
+    )
     again = file.parent / "again.json"
     assert judge(file, *words, f"--json={again}") == (0, [anew])
     expected = api.compare(outputs, target=3.31, baseline="gqa gelu4x")
@@ -769,7 +772,7 @@ def test_options_of_logs_are_refused_beside_a_result(file: Path, tmp_path: Path)
     for word in ("--columns=step=iter", "--hardware=H100"):
         code, (line,) = judge(file, word)
         assert code == 2
-        assert f"{word.partition('=')[0]}: only for logs" in line
+        assert f"{word.partition('=')[0]} works only for logs" in line
     assert judge(tmp_path / "none.json")[0] == 2
     (tmp_path / "folder.json").mkdir()
     assert judge(tmp_path / "folder.json")[0] == 2
@@ -1060,7 +1063,8 @@ def test_different_questions_are_refused_by_name_unless_typed(
     assert code == 0
     part = typed.partition("=")[0]
     assert lines == [
-        f"{file}: judged by a new question ({part}): its own words are not checked"
+        f"{file}: nocap judged the file with other options ({part}), so it did not check the "
+        "file's own verdicts"
         for file in files
     ]
 

@@ -468,7 +468,7 @@ def test_an_agents_run_has_its_id_and_a_finished_one_is_reported_again(
     assert first.returncode == 0
     assert first.stderr == ""
     again = nocap(tmp_path, server, "train", *words, **agent(tmp_path, "again", **values))
-    assert "already finished: nothing to train" in again.stdout
+    assert "the run has already finished, so there is nothing to train" in again.stdout
     assert [*server.runs] == ["first", "again"]
     for run in server.runs.values():
         assert run.rows == recorded(folder_of(tmp_path))
@@ -608,7 +608,7 @@ def test_an_unreachable_server_is_asked_once_a_grid_and_sync_sends_all(
     (folder,) = (tmp_path / "out" / "grids").iterdir()
     command = f"python -m nocap.runs sync out/grids/{folder.name}"
     line = (
-        f"tracker: not uploaded: 2 of 2 runs and the comparison; this command sends the rest: "
+        f"tracker: nocap did not upload 2 of 2 runs and the comparison; send the rest with "
         f"{command}\n"
     )
     assert line in done.stdout

@@ -14,7 +14,7 @@ from nocap.sources.command_output import MetricReader, result
 from nocap.store.measurement import Ending, Measurement
 from nocap.store.metrics import Better, Metric
 
-NOT_REACHED = "it never came to the target"
+NOT_REACHED = "the run never reached the target"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
