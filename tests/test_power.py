@@ -252,13 +252,13 @@ def test_plan_says_what_the_grid_can_show(here: Door) -> None:
     grid = [*CELL, "attention=flash,gqa", "seed=0,1,2"]
     before = here("--multirun", "--plan", *grid)
     assert (
-        "the difference that 3 seeds can show is not known: no two arms of this model, data, batch"
+        "nocap does not know which difference 3 seeds can show: no two arms of this model, data, "
         in before.out
     )
     assert here("--multirun", *grid).code == 0
     between = here("--multirun", "--plan", *grid)
     assert (
-        "the gain in time at equal loss that 3 seeds can show is not known: the baseline is"
+        "nocap does not know which gain in time at equal loss 3 seeds can show: there are no "
         in between.out
     )
     assert "at a shorter and at a longer length (--equal-loss trains and times them)" in between.out
@@ -276,7 +276,9 @@ def test_plan_says_what_the_grid_can_show(here: Door) -> None:
     assert "from 3 pairs of such runs" in after.out
     assert "gains in the time at equal loss that are shown in 80% of grids" in after.out
     assert re.search(
-        r"^noise: \d+\.\d% of the time a token between two arms of one seed; ", after.out, re.M
+        r"^noise of the time a token between two arms with the same seed: \d+\.\d%; ",
+        after.out,
+        re.M,
     )
     lines = after.out.splitlines()
     gains = [line.split() for line in lines if re.match(r" +(3|6|12) +(\d+\.\d%|–) ", line)]

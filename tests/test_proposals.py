@@ -431,10 +431,7 @@ def test_a_run_that_fails_or_ignores_its_seed_says_so_and_a_mended_command_is_an
     assert "ValueError: could not convert string to float: 'nothing'" in broken.err
     refused = study_door(beside, "--propose", f"{sys.executable} lucky.py {{seed}}")
     assert refused.code == 2
-    assert (
-        "must use its seed, but losses of different seeds are equal to rounding, got [1.0]"
-        in refused.err
-    )
+    assert "must use the seed, got equal losses for different seeds, got [1.0]" in refused.err
     done = study_door(beside, "--json", "--propose", command("0.00"))
     assert answers(done)[0]["number"] == 3
 

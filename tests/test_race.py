@@ -943,7 +943,7 @@ def test_runs_at_once_share_the_machine_and_have_no_times(repo, raced, monkeypat
     answer = raced(*GAINING, "--pairs", "3", "--jobs", "4")
     assert verdict(answer) == ("better", 3)
     assert [*costs(answer)] == ["peak_mib"]
-    assert "Runs shared the machine (--jobs 4)" in answer["said"]
+    assert "The runs shared the machine (--jobs 4)" in answer["said"]
     lines = []
     for path in repo.glob("outputs/commands/*/output.log"):
         last_line = path.read_text().splitlines()[-1]

@@ -184,7 +184,9 @@ def test_a_grid_is_timed_once_and_a_damaged_timing_is_named(tmp_path: Path, here
     words = ["--multirun", *CELL, "attention=flash,gqa"]
     first = here(*words, "--time", "0.01")
     assert first.code == 0
-    assert "time: 2 arms in turns for 0.01 s and their warm-up, after the last run" in first.out
+    assert (
+        "after the last run, nocap times 2 arms in turns, for 0.01 s and the warm-up" in first.out
+    )
     assert re.search(r"timed in turns, \d+ rounds by process CPU time, one thread, on ", first.out)
     (file,) = sessions(tmp_path)
     before = file.read_bytes()
@@ -196,7 +198,7 @@ def test_a_grid_is_timed_once_and_a_damaged_timing_is_named(tmp_path: Path, here
     file.write_text('{"started": "today"}')
     damaged = here(*words)
     assert damaged.code == 0
-    assert "note: a timing is left out: " in damaged.out
+    assert "note: nocap leaves out a timing: " in damaged.out
     assert f"{file.name}: it must have hardware" in damaged.out
     content = json.loads(before)
     first = next(iter(content["measured"]["arms"].values()))
