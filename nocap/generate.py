@@ -46,7 +46,7 @@ class Generate:
         ge=0,
         lt=2**63,
         default=0,
-        help="seed of the draws; the first text is the same for every number of samples",
+        help="seed of the draws; the first text does not depend on samples",
     )
     cache: bool = field(
         default=True,
