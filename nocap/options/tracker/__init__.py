@@ -110,7 +110,7 @@ class Tracker(Option):
     uploads: ClassVar[bool] = False  # to a server, which `nocap.runs sync` can send a record later
     # modules that take long to import: the runs of a grid share one import of them
     imports: ClassVar[tuple[str, ...]] = ()
-    # more trackers that get the same rows; they must need no keys
+    # more trackers that get the same rows; only trackers that work without keys
     also: list[str] = field(default_factory=list)
 
     def check_start(self) -> None:

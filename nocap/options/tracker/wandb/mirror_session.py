@@ -264,7 +264,9 @@ class WandbSession(TrackerSession):
 
     def _not_sent(self, reason: str) -> None:
         self.url_or_hint = self._hint
-        self._silence(f"not everything was uploaded ({reason}); this sends it: {self._hint}")
+        self._silence(
+            f"nocap did not upload everything ({reason}); this command sends the rest: {self._hint}"
+        )
 
     def _silence(self, reason: str) -> None:
         if not self._is_quiet:
