@@ -12,6 +12,7 @@ from typing import Any, cast
 from nocap.config.keys import flat, require
 from nocap.config.outgoing_text import redact
 from nocap.metrics import METRICS, OF_A_RUN
+from nocap.row_keys import STEP_MS, TRAIN_LINES, VAL_BPB, VAL_LOSS, clock_key
 from nocap.store.json_shapes import filled
 from nocap.store.measurement import Ending, Measurement
 from nocap.store.record_files import ENDED, MANIFEST, ROWS, SHAPES, SUMMARY, RunStatus, check_record
@@ -22,8 +23,6 @@ UNKNOWN = "unknown"  # a machine
 Config = Mapping[str, Any]  # of a run, without the seed: key with dots → a value of YAML
 Parts = Mapping[str, Any]  # of an identity
 SYSTEM = "system"  # trainer.malloc of records that do not have it
-# of the clock: what it takes to train a run, and what it learns from
-TRAIN_LINES = ("train", "data", "teacher")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -218,21 +217,21 @@ def read_record(folder: Path, *, rows: bool = True) -> Record:
 
 def _curve(rows: Sequence[Row]) -> Curve:
     """Return the validations among logged rows."""
-    points = [row for row in rows if row.get("val/loss") is not None]
+    points = [row for row in rows if row.get(VAL_LOSS) is not None]
     return Curve(
         step=[row["step"] for row in points],
         tokens=[row.get("tokens") or 0 for row in points],
         train_s=[train_s(row) for row in points],
-        val_loss=[row["val/loss"] for row in points],
-        val_bpb=[row.get("val/bpb") for row in points],
+        val_loss=[row[VAL_LOSS] for row in points],
+        val_bpb=[row.get(VAL_BPB) for row in points],
     )
 
 
 def train_s(row: Row) -> float:
     """Return the seconds of training before this row's validation. Its clock is read after the step
     that follows the validation."""
-    clock_s = sum(row.get(f"clock/{line}_s") or 0.0 for line in TRAIN_LINES)
-    step_s = (row.get("perf/step_ms") or 0.0) / 1e3
+    clock_s = sum(row.get(clock_key(line)) or 0.0 for line in TRAIN_LINES)
+    step_s = (row.get(STEP_MS) or 0.0) / 1e3
     return max(0.0, clock_s - step_s)
 
 

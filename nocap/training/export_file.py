@@ -17,6 +17,7 @@ from nocap.config.run import Run
 from nocap.config.untrusted_files import parse_json
 from nocap.model.gpt import build_model
 from nocap.model.language_model import LanguageModel
+from nocap.row_keys import VAL_LOSS
 from nocap.store.checkpoints import UNREADABLE
 from nocap.store.file_writing import write_file
 from nocap.store.record import read_record
@@ -40,7 +41,7 @@ def write_export(run_dir: Path, path: Path, *, log: Log) -> dict[str, Any]:
     val_loss = None
     for row in RowsFile(run_dir / ROWS).rows():
         if row["step"] == step:
-            val_loss = row.get("val/loss")
+            val_loss = row.get(VAL_LOSS)
             break
     about = {
         "name": record.name,

@@ -7,16 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-LINES = {  # and what a report calls them, in its order
-    "train": "training steps",
-    "data": "waiting for data",
-    "compile": "compiling",
-    "val": "validation",
-    "checkpoint": "checkpoints",
-    "startup": "start-up",
-    "teacher": "a teacher's training",
-    "other": "other",
-}
+from nocap.row_keys import LINES, WALL
 
 
 class Ledger:
@@ -62,9 +53,9 @@ class Ledger:
         self._switch("other")
 
     def seconds(self) -> dict[str, float]:
-        """Return the seconds of all lines, and `wall`, their sum."""
+        """Return the seconds of all lines, and `WALL`, their sum."""
         self._switch(self._line)
-        return {**self._seconds, "wall": sum(self._seconds.values())}
+        return {**self._seconds, WALL: sum(self._seconds.values())}
 
     def cpu_seconds(self) -> dict[str, float]:
         """Return this attempt's CPU time, by line."""

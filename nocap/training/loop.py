@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from nocap.row_keys import SPIKE, VAL_LOSS
 from nocap.store.record_files import RunStatus
 from nocap.store.rows_file import Row
 from nocap.training.build import Trainee, build, configure_numerics
@@ -37,7 +38,7 @@ def train(job: Job) -> Outcome:
             row |= recorder.val_row(val_loss(job, trainee, recorder.ledger, step=step))
         update = take_step(job, trainee, recorder.ledger, step=step)
         row |= recorder.train_row(update, step=step)
-        if "val/loss" in row or "train/spike" in row or _due(step, t.log_every):
+        if VAL_LOSS in row or SPIKE in row or _due(step, t.log_every):
             recorder.write(row)
         if not update.finite:
             divergence = recorder.diverged(update, step=step)

@@ -15,6 +15,23 @@ from nocap.config import hardware
 from nocap.model.attention_facts import kernel_name
 from nocap.model.flops import flops_per_token
 from nocap.model.gpt import count_parameters
+from nocap.row_keys import (
+    GRAD_NORM,
+    LOGGED,
+    MFU,
+    PEAK_MIB,
+    SPIKE,
+    STEP_LINES,
+    STEP_MS,
+    TOKEN_US,
+    TOKENS_PER_S,
+    TRAIN,
+    TRAIN_LOSS,
+    VAL_BPB,
+    VAL_LOSS,
+    WALL,
+    clock_key,
+)
 from nocap.store.checkpoints import FOLDER, step_of
 from nocap.store.record_files import ROWS, RunStatus
 from nocap.store.rows_file import Row, RowsFile
@@ -25,7 +42,6 @@ from nocap.training.ledger import Ledger
 from nocap.training.saving import CheckpointWriter, prune
 from nocap.training.spikes import SIGMAS, WINDOW, above
 from nocap.training.step import Update, settle
-from nocap.training.summary import LOGGED
 
 SHORT_S = 60.0  # of wall clock, that a run may lose to a kill in its last validation
 
@@ -87,7 +103,7 @@ class Recorder:
     def _busy_s(self) -> float:
         """Return the seconds of training so far: on a CPU in CPU time, not by the clock."""
         seconds = self.ledger.seconds() if self.on_gpu else self.ledger.cpu_seconds()
-        return seconds["train"] + seconds["data"]
+        return sum(seconds[line] for line in STEP_LINES)
 
     def save(self, *, step: int, last: bool = False) -> None:
         """Write the checkpoint of `step`, in rank 0; the rows before it reach the disk first.
@@ -103,7 +119,7 @@ class Recorder:
         with self.ledger.charge("checkpoint"):
             self.metrics.sync()
             clock_s = self.ledger.seconds()
-            clock_s.pop("wall")
+            clock_s.pop(WALL)
             state = {
                 "run": self.job.run_dir.name,
                 "clock_s": clock_s,
@@ -123,7 +139,7 @@ class Recorder:
     def save_end(self) -> None:
         """Save the weights of the last step, unless they do not stay and the run can be trained
         again in a minute."""
-        if self.job.keeps_last or self.ledger.seconds()["wall"] > SHORT_S:
+        if self.job.keeps_last or self.ledger.seconds()[WALL] > SHORT_S:
             self.save(step=self.job.run.trainer.steps, last=True)
 
     def resume(self, own: Path | None) -> list[Row]:
@@ -146,10 +162,10 @@ class Recorder:
     def val_row(self, loss: float) -> Row:
         """Return the validation loss and, where the text's bytes are known, bits per byte; `null`
         where the loss is not finite."""
-        row: Row = {"val/loss": _finite(loss)}
+        row: Row = {VAL_LOSS: _finite(loss)}
         if self.job.val_bytes is not None and math.isfinite(loss):
             nats = loss * self.job.run.trainer.val_tokens
-            row["val/bpb"] = nats / (math.log(2) * self.job.val_bytes)
+            row[VAL_BPB] = nats / (math.log(2) * self.job.val_bytes)
         return row
 
     def train_row(self, update: Update, *, step: int) -> Row:
@@ -164,18 +180,18 @@ class Recorder:
         if self.flops is not None:
             flops_per_s = tokens_per_s * self.flops
         world_size = self.job.world.size
-        row: Row = {"train/loss": _finite(update.parts.get("next_token", update.loss))}
+        row: Row = {TRAIN_LOSS: _finite(update.parts.get("next_token", update.loss))}
         for name, loss in update.parts.items():
             if name != "next_token":
-                row[f"train/loss_{name}"] = _finite(loss)
+                row[f"{TRAIN_LOSS}_{name}"] = _finite(loss)
         for name, value in update.logged.items():
             row[f"{LOGGED}{name}"] = _finite(value)
-        row["train/grad_norm"] = _finite(update.grad_norm)
+        row[GRAD_NORM] = _finite(update.grad_norm)
         for name, lr in update.lrs.items():
-            row[f"train/{name}"] = lr
-        row["perf/step_ms"] = update.step_ms
-        row["perf/tokens_per_s"] = tokens_per_s
-        row["perf/mfu"] = hardware.utilization(flops_per_s, t.device, t.precision, world_size)
+            row[f"{TRAIN}{name}"] = lr
+        row[STEP_MS] = update.step_ms
+        row[TOKENS_PER_S] = tokens_per_s
+        row[MFU] = hardware.utilization(flops_per_s, t.device, t.precision, world_size)
         row |= self._spike(update, step=step)
         return row
 
@@ -192,18 +208,18 @@ class Recorder:
             f"spike at step {step}: loss {update.loss:.4f}, {sigmas:.1f} standard deviations up: "
             f"{self._batch(step)}"
         )
-        return {"train/spike": sigmas}
+        return {SPIKE: sigmas}
 
     def write(self, row: Row) -> None:
         """Append the row, with the memory's peak and the clock so far."""
         if not self.job.world.is_main:
             return
         if self.paces:
-            row["perf/token_us"] = median(self.paces)
+            row[TOKEN_US] = median(self.paces)
             self.paces.clear()
-        row["memory/peak_mib"] = self.peak_mib()
+        row[PEAK_MIB] = self.peak_mib()
         for line, seconds in self.ledger.seconds().items():
-            row[f"clock/{line}_s"] = seconds
+            row[clock_key(line)] = seconds
         self.metrics.append(row)
         self.job.on_row(row)
 

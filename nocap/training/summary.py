@@ -12,12 +12,22 @@ import numpy as np
 
 from nocap.config import hardware
 from nocap.config.run import Run
+from nocap.row_keys import (
+    LINES,
+    LOGGED,
+    SPIKE,
+    STEP_LINES,
+    STEP_MS,
+    TOKEN_US,
+    VAL_BPB,
+    VAL_LOSS,
+    WALL,
+    clock_key,
+)
 from nocap.store.record_files import MANIFEST, ROWS, RunStatus, read_json, write_summary
 from nocap.store.rows_file import Row, RowsFile
-from nocap.training.ledger import LINES
 
 QUANTILES = {"median": 50, "p10": 10, "p90": 90}
-LOGGED = "log/"  # begins the keys of what modules log: `nocap.model.logged`
 
 
 def summarize(
@@ -35,13 +45,13 @@ def summarize(
     totals = dict(totals)
     last: Row = {}  # validation
     for row in rows:
-        if "val/loss" in row:
+        if VAL_LOSS in row:
             last = row
-    spikes = [row["step"] for row in rows if "train/spike" in row]
+    spikes = [row["step"] for row in rows if SPIKE in row]
     tokens = run.tokens_before(step)
     epoch_tokens = totals.pop("train_windows", 0) * run.model.seq_len
     tokens_per_s = None
-    training_s = clock_s["train"] + clock_s["data"]
+    training_s = sum(clock_s[line] for line in STEP_LINES)
     if step and training_s:
         tokens_per_s = tokens / training_s
     data = manifest["data"]
@@ -53,8 +63,8 @@ def summarize(
         "seed": run.seed,
     }
     reached = {
-        "val_loss": last.get("val/loss"),
-        "val_bpb": last.get("val/bpb"),
+        "val_loss": last.get(VAL_LOSS),
+        "val_bpb": last.get(VAL_BPB),
         "val_bpb_reason": data["val_bytes_reason"],
         "val_step": last.get("step"),
         "steps": step,
@@ -64,8 +74,8 @@ def summarize(
     speed = {
         "tokens_per_s": tokens_per_s,
         "epoch_s": _epoch_s(epoch_tokens, tokens_per_s),
-        "step_ms": _quantiles(rows, "perf/step_ms"),
-        "token_us": _median(rows, "perf/token_us"),
+        "step_ms": _quantiles(rows, STEP_MS),
+        "token_us": _median(rows, TOKEN_US),
         **_mfu(run, tokens_per_s, totals),
     }
     costs = {
@@ -131,12 +141,12 @@ def cut_short(
     last: Row = {"step": 0}
     if rows:
         last = rows[-1]
-    clock = {line: last.get(f"clock/{line}_s") or 0.0 for line in LINES}
+    clock = {line: last.get(clock_key(line)) or 0.0 for line in LINES}
     attempt = manifest["attempts"][-1]
     spent_s = attempt["spent_s"] + attempt_s
     lost_s = spent_s - sum(clock.values())
     clock["other"] += max(0.0, lost_s)
-    clock["wall"] = sum(clock.values())
+    clock[WALL] = sum(clock.values())
     summary = summarize(
         run,
         manifest,
