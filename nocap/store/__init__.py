@@ -10,7 +10,6 @@ Its files:
     json_shapes    what a file of JSON may hold
     record         a run as its folder has it, as one `Record`, with its measurements
     runs           find runs by folder, grid or name, and load the record of each
-    step_parts     the parts of a training step, and what tables call them
     measurement    a value of a metric, of one arm in one repeat
     times          times as records have them, in ISO 8601
     grid_timing    times of a grid's arms in turns, as `--time` keeps them
