@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -42,18 +42,19 @@ from nocap.training.ledger import Ledger
 from nocap.training.saving import CheckpointWriter, prune
 from nocap.training.spikes import SIGMAS, WINDOW, above
 from nocap.training.step import Update, settle
+from nocap.training.summary import Totals
 
 SHORT_S = 60.0  # of wall clock, that a run may lose to a kill in its last validation
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """How training ended. `totals` are keys of `summary.json` that are measured once a run."""
+    """Say how training ended."""
 
     status: RunStatus  # finished, preempted or diverged
     step: int
     ledger: Ledger
-    totals: dict[str, Any] = field(default_factory=dict)
+    totals: Totals
 
 
 class Recorder:
@@ -245,44 +246,51 @@ class Recorder:
         self.job.log(f"diverged: {divergence}")
         return divergence
 
-    def close(self, *, status: RunStatus, step: int, **more: Any) -> Outcome:
-        """Wait for the last checkpoint; return the run's sizes, work, and memory in parts. `more`
-        keys join the totals."""
+    def close(
+        self, *, status: RunStatus, step: int, diverged: Mapping[str, object] | None = None
+    ) -> Outcome:
+        """Wait for the last checkpoint; return the run's sizes, work, and memory in parts.
+        `diverged`: where and how it did."""
         with self.ledger.charge("checkpoint"):
             self._log(self.checkpoints.settle())
             if self.job.world.is_main:
                 self._log(self.metrics.put_back(self.metrics.content, source="this process"))
         t = self.job.run.trainer
-        model = self.trainee.model
-        totals = {
-            "params": count_parameters(model),
-            "flops_per_token": self.flops,
-            "flops_basis": self.flops_basis,
-            **self._memory(),
-            "kernel": {
-                "train": kernel_name(self.job.run, t.precision),
-                "val": kernel_name(self.job.run, t.val_precision),
-            },
-            "train_windows": self.trainee.train.n,
+        kernels = {
+            "train": kernel_name(self.job.run, t.precision),
+            "val": kernel_name(self.job.run, t.val_precision),
         }
-        return Outcome(status=status, step=step, ledger=self.ledger, totals={**totals, **more})
+        totals = Totals(
+            params=count_parameters(self.trainee.model),
+            flops_per_token=self.flops,
+            flops_basis=self.flops_basis,
+            memory_mib=self._memory_mib(),
+            memory_notes=self._memory_notes(),
+            kernel=kernels,
+            n_windows=self.trainee.train.n,
+            diverged=diverged,
+        )
+        return Outcome(status=status, step=step, ledger=self.ledger, totals=totals)
 
-    def _memory(self) -> dict[str, Any]:
-        """Return the memory in parts, and what each of them is."""
+    def _memory_mib(self) -> dict[str, float]:
+        """Return the memory in parts."""
         peak = self.peak_mib()
         model = self.trainee.model
         parts = memory.parts_mib(model.parameters(), self.trainee.optimizers, model.kept_around())
         parts["activations"] = self.saved_mib
+        model_mib = sum(parts.values())
         if self.on_gpu:
             model_mib = peak
+        return {"peak": peak, "model": model_mib, **parts}
+
+    def _memory_notes(self) -> dict[str, str]:
+        """Say what the parts of the memory are."""
+        counted = "counted: parameters, gradients, optimizer and activations"
+        notes = {"peak": "resident, all libraries included", "model": counted}
+        if self.on_gpu:
             notes = {"peak": "allocated on the GPU after warm-up", "model": "the peak"}
-        else:
-            model_mib = sum(parts.values())
-            counted = "counted: parameters, gradients, optimizer and activations"
-            notes = {"peak": "resident, all libraries included", "model": counted}
         notes["activations"] = "kept by one micro-batch's forward for its backward"
-        sizes = {"peak": peak, "model": model_mib, **parts}
-        return {"memory_mib": sizes, "memory_notes": notes}
+        return notes
 
 
 def _finite(value: float) -> float | None:
