@@ -48,6 +48,11 @@ class Ledger:
         finally:
             self._switch(previous)
 
+    def move(self, seconds: float, *, source: str, target: str) -> None:
+        """Take seconds from a line, and put them into another."""
+        self._seconds[source] -= seconds
+        self._seconds[target] += seconds
+
     def started_up(self) -> None:
         """End the start-up: what no line claims from here on is `other`."""
         self._switch("other")

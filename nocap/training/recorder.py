@@ -67,14 +67,11 @@ class Recorder:
         self.job = job
         self.trainee = trainee
         self.flops, self.flops_basis = flops_per_token(job.run, vocab_size=job.vocab_size)
-        # Of the start-up, scores are a teacher's work, which counts as training.
-        before = {
-            "teacher": job.teacher_s + trainee.scores_s,
-            "startup": -trainee.scores_now_s,
-            **clock_s,
-        }
+        before = {"teacher": job.teacher_s + trainee.scores.earlier_s, **clock_s}
         lost_s = max(0.0, job.spent_s - sum(before.values()))
         self.ledger = Ledger(started=job.started, before=before, lost_s=lost_s)
+        if not clock_s:  # scores are a teacher's work, which counts as training
+            self.ledger.move(trainee.scores.now_s, source="startup", target="teacher")
         self.metrics = RowsFile(job.run_dir / ROWS, stage=job.stage)
         self.on_gpu = job.world.device.type == "cuda"
         self.checkpoints = CheckpointWriter(
