@@ -58,11 +58,11 @@ class Outcome:
 
 
 class Recorder:
-    """The record of one attempt, which goes on from the clock and the losses of the attempts
+    """Keep the record of one attempt, which goes on from the clock and the losses of the attempts
     before."""
 
     def __init__(
-        self, job: Job, trainee: Trainee, *, clock_s: dict[str, float], losses: Iterable[float]
+        self, job: Job, trainee: Trainee, *, clock_s: Mapping[str, float], losses: Iterable[float]
     ) -> None:
         self.job = job
         self.trainee = trainee
@@ -140,17 +140,17 @@ class Recorder:
         if self.job.keeps_last or self.ledger.seconds()[WALL] > SHORT_S:
             self.save(step=self.job.run.trainer.steps, last=True)
 
-    def resume(self, own: Path | None) -> list[Row]:
-        """Return the rows of the run's own checkpoint that it goes on from, put back where the file
-        has others; none without one."""
+    def restore_rows(self, checkpoint: Path | None) -> list[Row]:
+        """Cut the rows back to the run's own checkpoint that it goes on from, and return them; none
+        without one."""
         t = self.job.run.trainer
         # killed after its last save: perhaps before it had deleted the older ones
-        if own and step_of(own) == t.steps:
-            prune(own.parent, keep=1, always=t.keep_steps)
+        if checkpoint and step_of(checkpoint) == t.steps:
+            prune(checkpoint.parent, keep=1, always=t.keep_steps)
         content = b""
-        if own:
-            content = (own / ROWS).read_bytes()
-        self._log(self.metrics.put_back(content, source=str(own)))
+        if checkpoint:
+            content = (checkpoint / ROWS).read_bytes()
+        self._log(self.metrics.put_back(content, source=str(checkpoint)))
         return self.metrics.rows()
 
     def _log(self, lines: Iterable[str]) -> None:

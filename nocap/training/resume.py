@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,20 @@ from nocap.store.checkpoints import FOLDER, name_of, newest_first
 from nocap.training.build import Trainee
 from nocap.training.job import Job
 from nocap.training.loading import ValidCheckpoint, first_valid, load_checkpoint, misfit
-from nocap.training.recorder import Recorder
 
 
-def resume(job: Job, trainee: Trainee) -> tuple[int, Recorder]:
-    """Load the newest valid checkpoint on every rank, and cut the metrics back to it; the step to
-    go on from, and the record.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Start:
+    """Say at which step an attempt begins, and what the attempts before have left."""
+
+    step: int
+    checkpoint: Path | None  # the run's own, from which it goes on
+    clock_s: Mapping[str, float]  # by line
+    losses: Sequence[float]  # of the last steps
+
+
+def resume(job: Job, trainee: Trainee) -> Start:
+    """Load the newest valid checkpoint on every rank, and return where the attempt begins.
 
     Before a run has a checkpoint of its own, that is `trainer.init_from`.
 
@@ -36,7 +45,7 @@ def resume(job: Job, trainee: Trainee) -> tuple[int, Recorder]:
         paths = own
     elif init_from:
         paths = [expanded(init_from).absolute()]
-    newest = _newest_valid(job, trainee, paths, identity)
+    newest = _first_valid_on_all_ranks(job, trainee, paths, identity)
     if newest.path is None and newest.invalid and not own:
         raise InputError(f"trainer.init_from must be a valid checkpoint, got {newest.invalid[0]}")
     for problem in newest.invalid:
@@ -60,16 +69,15 @@ def resume(job: Job, trainee: Trainee) -> tuple[int, Recorder]:
         job.log(
             f"trainer.keep_steps: no checkpoint of {missing}: this attempt begins at step {first}"
         )
-    clock_s = state.get("clock_s", {})
-    losses = state.get("losses", [])
-    recorder = Recorder(job, trainee, clock_s=clock_s, losses=losses)
-    if job.world.is_main:
-        own_path = newest.path if own else None
-        job.on_start(recorder.resume(own_path))
-    return first, recorder
+    return Start(
+        step=first,
+        checkpoint=newest.path if own else None,
+        clock_s=state.get("clock_s", {}),
+        losses=state.get("losses", []),
+    )
 
 
-def _newest_valid(
+def _first_valid_on_all_ranks(
     job: Job, trainee: Trainee, paths: Sequence[Path], identity: str | None
 ) -> ValidCheckpoint:
     """Return the first valid one of these checkpoints, as rank 0 finds it, on every rank."""
