@@ -141,7 +141,7 @@ def _teacher(key: str, path: str) -> EarlierRun:
     is_finished = record.status == RunStatus.finished
     value = f"{path}, which is {record.status}"
     require(is_finished, key, "be the folder of a finished run", value)
-    steps = record.summary.get("steps")
+    steps = record.steps
     weights = sums.get(MODEL)
     has_weights = isinstance(weights, str) and step_of(saved[0]) == steps
     require(has_weights, key, f"hold the checkpoint of its last step, {steps}", path)

@@ -77,7 +77,7 @@ def why(folder_a: Path, folder_b: Path) -> Why:
     except ValueError as error:
         names = f"{folder_a.name} and {folder_b.name}"
         raise ValueError(f"runs why needs two readable runs, got {names}: {error}") from error
-    same_data = a.parts.get("data") == b.parts.get("data")
+    same_data = a.data_hash == b.data_hash
     differences = list[DifferingKey]()
     for (part, x), (_, y) in zip(_parts(a), _parts(b), strict=True):
         if part == "data" and same_data:
@@ -95,16 +95,16 @@ def _parts(run: Record) -> Iterator[tuple[str, Mapping[str, object]]]:
     """Yield the parts of the identity, then the facts that are only recorded."""
     for part in ("config", "source", "environment", "teachers", "init"):
         yield part, run.parts.get(part) or {}
-    data = {"manifest": str(run.parts.get("data"))[:12]}
+    data = {"manifest": str(run.data_hash)[:12]}
     for split in ("train", "val"):
         data[split] = run.tokens_hash(split)[:12]
     yield "data", {**data, **run.manifest["data"]["source"]}
     recorded = {
         "hardware": run.machine_name,
-        "git commit": str(run.manifest["git"].get("commit") or ABSENT)[:12],
-        "kernel": run.summary["kernel"].get("train") or ABSENT,
+        "git commit": run.commit or ABSENT,
+        "kernel": run.kernel or ABSENT,
     }
-    for name, version in run.manifest["versions"].items():
+    for name, version in run.versions.items():
         if name != "torch":
             recorded[f"version of {name}"] = version
     yield RECORDED, recorded

@@ -199,10 +199,10 @@ def show(options: argparse.Namespace) -> int:
 def _facts(run: Record, used_by: Sequence[str]) -> dict[str, str]:
     """Return what the record says of a run beside its result, by labels; empty where it says
     nothing."""
-    attempts = plural(len(run.manifest["attempts"]), "attempt")
+    attempts = plural(len(run.attempts), "attempt")
     host = run.attempt.get("host") or "?"
     last = f"{attempts}, the last {age(age_s(run))} ago on {host}"
-    code = {"commit": str(run.manifest["git"].get("commit") or "")[:12], **run.manifest["versions"]}
+    code = {"commit": run.commit, **run.versions}
     versions = [f"{name} {code[name]}" for name in ("commit", "nocap", "torch") if code.get(name)]
     teachers = [str(dig(teacher, "path")) for teacher in run.manifest["teachers"].values()]
     return {
