@@ -32,9 +32,10 @@ from nocap.runs.list_columns import (
 from nocap.store import lease
 from nocap.store.checkpoints import FOLDER, is_folder, saved_steps
 from nocap.store.file_writing import delete
+from nocap.store.grid_file import GRID
 from nocap.store.record import Record, dig, read_record
 from nocap.store.record_files import MANIFEST
-from nocap.store.runs import GRID, find_one, load_runs, run_folders
+from nocap.store.runs import find_one, load_runs, run_folders
 from nocap.study import log
 
 USED_BY = Column(title="used by", keep=True)

@@ -12,6 +12,7 @@ Its files:
     runs           find runs by folder, grid or name, and load the record of each
     measurement    a value of a metric, of one arm in one repeat
     times          times as records have them, in ISO 8601
+    grid_file      the file of a grid: name, shape, its cells
     grid_timing    times of a grid's arms in turns, as `--time` keeps them
     checkpoints    name checkpoints, find them, and say what is wrong with one
     lease          one holder of a folder, among all machines
