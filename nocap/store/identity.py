@@ -13,7 +13,7 @@ from nocap.config.run import Run
 from nocap.config.trainer import Device
 from nocap.display import shorten
 
-# `nocap.data.shard_cache` has it from here: its own source is in the key of cached data.
+# for `nocap.data.shard_cache`, which says why
 from nocap.store.source_hashes import hashes as hashes
 from nocap.store.source_hashes import source_hashes
 
