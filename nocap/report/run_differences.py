@@ -9,6 +9,7 @@ from nocap.config.keys import flat
 from nocap.judge.arms import ABSENT, spell
 from nocap.judge.comparison_schema import Schema
 from nocap.report.table import Column, Table
+from nocap.store.identity import differing_keys
 from nocap.store.record import Record
 from nocap.store.record import read_record as read
 from nocap.store.record_files import ENDED
@@ -115,11 +116,8 @@ def _differences(
 ) -> Iterator[DifferingKey]:
     left = _flat(a)
     right = _flat(b)
-    for key in dict.fromkeys([*left, *right]):
-        x = left.get(key, ABSENT)
-        y = right.get(key, ABSENT)
-        if x != y:
-            yield DifferingKey(part=part, key=key, a=x, b=y)
+    for key in differing_keys(left, right):
+        yield DifferingKey(part=part, key=key, a=left.get(key, ABSENT), b=right.get(key, ABSENT))
 
 
 def _flat(tree: Mapping[str, object]) -> dict[str, str]:
