@@ -31,7 +31,7 @@ from nocap.measure.roofline import OpWork, count
 from nocap.model.flops import component_flops, flops_per_token
 from nocap.model.gpt import GPT, build_model
 from nocap.model.loss import Loss
-from nocap.store.step_parts import MODEL_PARTS, PARTS
+from nocap.step_parts import MODEL_PARTS, PARTS
 from tests.conftest import EXPLODING
 from tests.fuzz.process import answer
 
