@@ -34,10 +34,16 @@ Steps = tuple[float | None, Ending]
 
 def verdict_of(claim: Claim, study: Study, scale: str, evidence: Evidence) -> Verdict:
     """Judge a claim, with its bound as it was computed."""
-    bounded = claim.bounded(bound(claim, study, evidence))
     rows = measurements(claim, study, evidence)
+    return judge_claim(claim, rows, study, scale, bound=bound(claim, study, evidence))
+
+
+def judge_claim(
+    claim: Claim, rows: Sequence[Measurement], study: Study, scale: str, *, bound: float | None
+) -> Verdict:
+    """Judge a claim of a study by its measurements. `bound`: what arithmetic allows."""
     noise = study.scales[scale].noise
-    return judge(bounded, rows, against=study.against(claim), at=scale, noise=noise)
+    return judge(claim.bounded(bound), rows, against=study.against(claim), at=scale, noise=noise)
 
 
 def measurements(claim: Claim, study: Study, evidence: Evidence) -> list[Measurement]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
-from nocap.config.keys import key
+from nocap.config.keys import key, require
 from nocap.judge.cautious_interval import Declared
 from nocap.judge.claim import Claim
 from nocap.judge.interval import BATCH, BATCHES
@@ -113,6 +113,16 @@ class Study:
     propose: Propose | None = None
     # claim → what a reader of its row should know; decides nothing
     notes: dict[str, str] = field(default_factory=dict)
+
+    def at(self, scale: str) -> ScaleConfig:
+        """Return a scale by its name.
+
+        Errors:
+            ValueError: there is none of that name.
+        """
+        rule = f"be one of the study's {', '.join(self.scales)}"
+        require(scale in self.scales, "scale", rule, scale)
+        return self.scales[scale]
 
     def against(self, claim: Claim) -> str:
         """Return the arm that a claim's gains and guards are measured against."""

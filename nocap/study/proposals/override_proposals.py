@@ -43,12 +43,9 @@ def of_overrides(
         ValueError: a proposal that does not compose, sets what the study sets, is no fair
             comparison, or has too many FLOPs a token.
     """
-    require(
-        scale in study.scales, "scale", f"be one of the study's {', '.join(study.scales)}", scale
-    )
+    at = study.at(scale)
     if study.tune.trials:
         raise ValueError("tune does not work with propose, which searches nothing")
-    at = study.scales[scale]
     overrides = training_overrides(at, output_dir, steps)
     baseline = compose_arms(study, at, [study.baseline], overrides)[study.baseline]
     proposals = list[Proposal]()
