@@ -44,7 +44,7 @@ INTRO = (
     "What was expected and what was measured, with its 95% interval in brackets. The page of each "
     "study has what arithmetic allows, the guards, the shapes, the notes and the command; "
     "`board.html` beside this file has all of it with forest plots. "
-    "Written by `python -m nocap.study --board experiments` from each study's "
+    "Written by `python -m nocap.study --board {folder}` from each study's "
     "`results.*.json`. n counts pairs of runs, or sessions of timing; what was counted is *exact* "
     "and has no interval. A verdict holds at the shape and on the machine of its row: a claim that "
     "was measured at two shapes, or on two machines, has two rows. A verdict is *exploratory* "
@@ -56,10 +56,11 @@ INTRO = (
 # --- README.md ------------------------------------------------------------------------------------
 
 
-def markdown(about: str, parts: Sequence[BoardSection]) -> str:
-    """Return the board's `README.md`."""
+def markdown(about: str, parts: Sequence[BoardSection], *, folder: str) -> str:
+    """Return the `README.md` of a board in a folder of this name."""
     lines = [f"# {title(parts)}", ""]
-    for text in filter(None, (INTRO, about, errors(counted_rows(parts)))):
+    intro = INTRO.format(folder=folder)
+    for text in filter(None, (intro, about, errors(counted_rows(parts)))):
         lines += [*textwrap.wrap(text, width=138), ""]
     for part in parts:
         lines += _section(part)

@@ -6,7 +6,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 
 from nocap import outside
@@ -18,7 +17,7 @@ from nocap.config.trainer import Device
 from nocap.sessions.session_file import SessionFile
 from nocap.store.file_writing import write_file
 from nocap.study import bench_sessions, carry_out, log, plan_preview, study_pages
-from nocap.study import board as leaderboard
+from nocap.study.board import read_board
 from nocap.study.next_sessions import next_sessions
 from nocap.study.result_maker import result_of
 from nocap.study.result_writer import answer
@@ -40,10 +39,10 @@ class Options:
 def board(folder: Path) -> int:
     """Write the leaderboard of a folder; name what was not worked out again. Return the exit
     code."""
-    studies, results = leaderboard.read_studies(folder)
-    for line in leaderboard.hash_problems(chain(*results.values())):
+    of_folder = read_board(folder)
+    for line in of_folder.hash_problems():
         print(f"nocap: {line}", file=sys.stderr)
-    for path in study_pages.write_all(leaderboard.files_of(folder, studies, results)):
+    for path in study_pages.write_all(of_folder.files()):
         print(f"written: {path}")
     return EXIT_CODES["finished"]
 

@@ -1,5 +1,4 @@
-"""What a study leaves for people, from its results: text for a terminal, its README, and the forest
-plots of a leaderboard."""
+"""What a study leaves for people, from its results: text for a terminal, and its README."""
 
 from __future__ import annotations
 
