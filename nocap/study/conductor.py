@@ -39,13 +39,13 @@ class Conductor:
         plan: StudyPlan,
         writer: LogWriter,
         *,
-        run: bool,
+        may_run: bool,
         say: Callable[[str], None],
         files: Sequence[SessionFile],
     ) -> None:
         self.plan = plan
         self.writer = writer
-        self.run = run
+        self.may_run = may_run
         self.say = say
         self.files = files
         self.problems: list[str] = []
@@ -81,7 +81,7 @@ class Conductor:
         best = min(means, key=means.__getitem__)
         is_complete = not any(map(math.isnan, means.values()))
         picks = is_complete and math.isfinite(means[best])
-        if self.run and not picks:
+        if self.may_run and not picks:
             why = "one of its runs failed, or all its trials diverged"
             raise FailedError(f"the search of {arm} has no result: {why}")
         trials = list[TuningTrial]()
@@ -165,7 +165,7 @@ class Conductor:
         """Train the runs that have no record; return all that have one. `between` is called before
         each seed."""
         try:
-            if self.run:
+            if self.may_run:
                 results = train(runs, self.plan.study.name, between=between)
                 self.problems += _failures(runs, results)
         finally:
@@ -207,7 +207,7 @@ class Conductor:
     def _hold(self, plan: StudyPlan, group: Sequence[Session], *, wait: bool) -> None:
         """Hold the sessions that are due, or all that are left. A place of which one fails has no
         more."""
-        if not self.run:
+        if not self.may_run:
             return
         for number, session in product(range(1, plan.at.sessions + 1), group):
             if session.path(plan.folder, number).exists() or session.place in self.failed:

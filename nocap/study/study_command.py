@@ -143,22 +143,22 @@ def _carry_out(
     folder: Path, plan: StudyPlan, arguments: argparse.Namespace, options: Options
 ) -> int:
     """Carry out or judge a study, print and write its results, and return the exit code."""
-    run = not arguments.judge
-    if run and source_of(folder) != folder:
+    may_run = not arguments.judge
+    if may_run and source_of(folder) != folder:
         for name, file in files_of(plan.study).items():
             write_file(folder / name, file)
             print(f"written: {folder / name}, as it comes with nocap")
     files = list[SessionFile]()
     if arguments.sessions_from:
         plan, files = bench_sessions.sessions_of(plan, arguments.sessions_from)
-    outcome = carry_out.carry_out(plan, run=run, files=files)
+    outcome = carry_out.carry_out(plan, may_run=may_run, files=files)
     result = result_of(
         outcome,
         hardware=carry_out.machine_of(plan, files),
         command=_command(folder, plan, options, arguments.sessions_from),
     )
     print(study_pages.render(result))
-    if run and log.writable(folder / log.FILE):
+    if may_run and log.writable(folder / log.FILE):
         for path in study_pages.write(load_study(folder), folder, result):
             print(f"written: {path}")
     for problem in outcome.problems:

@@ -53,7 +53,7 @@ def of_overrides(
         words = split_words(text, "--propose")
         side = _compose(rules, baseline, words)
         measure = partial(_train, study.name, {PROPOSAL: side, BASELINE: baseline})
-        proposals.append(Proposal(words=words, arm=_digest(side), measure=measure))
+        proposals.append(Proposal(words=words, content=_digest(side), measure=measure))
     trainer = baseline.run.trainer
     machine = hardware.describe(trainer.device, trainer.threads)
     fixed: dict[str, object] = {
@@ -63,7 +63,7 @@ def of_overrides(
     return Proposals(
         proposals=proposals,
         against=_digest(baseline),
-        fixed=fixed,
+        fixed=digest(fixed),
         machine=str(machine["fingerprint"]),
         scale=scale,
     )
