@@ -177,7 +177,7 @@ class Lab:
                     (made.run_dir / RECORD).write_bytes(pickle.dumps(content))
                     self._end(
                         f"{run.arm}, seed {seed}"
-                        + (f", {run.other_steps} steps" if run.other_steps else "")
+                        + (f", {run.other_length} steps" if run.other_length else "")
                     )
         return {}
 

@@ -104,7 +104,7 @@ def _has_all(evidence: Evidence, claim: Claim, study: Study) -> bool:
     if not claim.at_equal_loss:
         return True
     base = study.against(claim)
-    return all(evidence.has_lengths(base, seed) for seed in claim.seeds)
+    return all(evidence.has_other_lengths(base, seed) for seed in claim.seeds)
 
 
 def up_to(plan: StudyPlan, numbers: Mapping[str, int]) -> StudyPlan:

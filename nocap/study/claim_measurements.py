@@ -305,7 +305,7 @@ def times_at_equal_loss(claim: Claim, study: Study, evidence: Evidence) -> list[
     own = [seed for seed in claim.seeds if (claim.arm, seed) in evidence.runs]
     others = list[int]()
     for seed in claim.seeds:
-        if (base, seed) in evidence.runs and evidence.has_lengths(base, seed):
+        if (base, seed) in evidence.runs and evidence.has_other_lengths(base, seed):
             others.append(seed)
     complete = {*own}.intersection(others)
     first = list(takewhile(complete.__contains__, claim.seeds))
@@ -359,7 +359,7 @@ def _at_equal_loss(
             sound.append(seed)
     if len(sound) < LEAST_PAIRS:
         return dict.fromkeys(seeds, next(iter(lost.values()), TOO_FEW))
-    lengths = [evidence.lengths[base, seed].values() for seed in sound]
+    lengths = [evidence.other_lengths[base, seed].values() for seed in sound]
     lengths_of_base = BaselineLengths(
         base=_arm(base, [evidence.runs[base, seed] for seed in sound]),
         short=_arm(base, [min(runs, key=steps_of) for runs in lengths]),
@@ -379,7 +379,7 @@ def _lost(base: str, seed: int, evidence: Evidence) -> str | None:
     """Say which run of a baseline diverged with a seed; `None`: none did."""
     if evidence.runs[base, seed].status == RunStatus.diverged:
         return f"{base} diverged, seed {seed}"
-    for steps, run in evidence.lengths[base, seed].items():
+    for steps, run in evidence.other_lengths[base, seed].items():
         if run.status == RunStatus.diverged:
             return f"{base} diverged, seed {seed}, {steps} steps"
     return None
