@@ -197,7 +197,7 @@ def test_ends_and_seeds_that_were_not_registered_confirm_nothing(tmp_path: Path)
 
     assert row.claim.expected != [-0.1, None]
     assert row.word == "inconclusive"
-    assert "missing" in row.word_with_place
+    assert "missing" in row.word_with_shape
 
 
 def test_what_is_not_worked_out_again_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -255,14 +255,14 @@ FINDINGS = [
 def test_a_row_says_what_was_found_and_where(
     shown: dict[str, ClaimRow], name: str, verdict: str, measured: str
 ):
-    assert shown[name].word_with_place == verdict
-    assert shown[name].cells["measured"] == measured
+    assert shown[name].word_with_shape == verdict
+    assert shown[name].cells.measured == measured
 
 
 def test_no_effect_is_printed_with_a_sign(shown: dict[str, ClaimRow]):
     for name, row in shown.items():
         bound = claim_words.allowed(row.claim, row.claim_result.bound)
-        said = [claim_words.expected(row.claim), bound, row.cells["measured"], row.cells["guards"]]
+        said = [claim_words.expected(row.claim), bound, row.cells.measured, row.cells.guards]
         for phrase in said:
             assert not re.search(r"(?<![\w.])[-+−]\d", phrase), (name, said)
 
@@ -273,7 +273,7 @@ def test_results_name_both_shapes(tmp_path: Path):
     content = study(arms=arms, claims=[SPEED])
     made = loaded(tmp_path / "made", content)
     (row,) = rows([resulted(made, speeds(FAST, SAME))])
-    timed, trained = row.where.split("; its loss at ")
+    timed, trained = row.shapes.split("; its loss at ")
     assert timed == trained
     shape = r"2 layers, {} wide, T=32, \w+ tokens, {} a step"
     assert re.match(f"{shape.format(32, 256)}, .*, against {shape.format(64, 512)}", timed)
@@ -359,7 +359,7 @@ def test_what_a_claim_expects_is_said_in_words(
 
 
 def test_guards_are_said_in_words(shown: dict[str, ClaimRow]):
-    assert shown["A0"].cells["guards"] == (
+    assert shown["A0"].cells.guards == (
         "memory: 24.9% less memory, exact, allowed: no more memory; "
         "validation loss: 0.6% lower loss [1.6% higher loss to 2.6% lower loss], n=3, "
         "allowed: at most 2% higher loss"
@@ -376,8 +376,13 @@ def test_the_page_has_every_row_and_a_plot_for_each_unit_and_is_one_small_file(
     text = text_of(page)
     for row in shown.values():
         stated = f"{row.measures}: {claim_words.expected(row.claim)}"
-        measured = row.cells["measured"]
-        for said in (f"{row.claim.statement} {row.at}", stated, row.word_with_place, measured):
+        measured = row.cells.measured
+        for said in (
+            f"{row.claim.statement} {row.short_shape}",
+            stated,
+            row.word_with_shape,
+            measured,
+        ):
             assert said in text
     assert (
         page.count('<svg class="forest"')
@@ -390,7 +395,7 @@ def test_the_page_has_every_row_and_a_plot_for_each_unit_and_is_one_small_file(
     assert page.count("<circle") == len(shown) - len(bounded)
     for row in bounded:
         assert row.claim.statement in text.partition("Without an interval")[2]
-        measured = row.cells["measured"]
+        measured = row.cells.measured
         assert measured.startswith("–, n=1 session") or "at least" in measured
     matches = re.findall(r'data-verdict="\w+">', page)
     assert page.count('<details class="claim"') == len(matches) == len(shown)

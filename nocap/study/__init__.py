@@ -35,6 +35,7 @@ From what was measured to a result:
 From results to pages:
 
     claim_words          a claim, its guards and what was measured, in words
+    claim_cells          what tables say of a claim, and the title of each column
     claim_row            a claim of a result as a row of a table
     claim_plots          forest plots of claims
     study_pages          tables for a terminal, and the study's README

@@ -15,26 +15,22 @@ from markupsafe import Markup
 from nocap.report import html_page
 from nocap.report.table import Column, Table
 from nocap.study.board_sections import NOT_YET, UNSTUDIED, BoardSection, Planned, Unstudied, capital
+from nocap.study.claim_cells import titles
 from nocap.study.claim_plots import plots
 from nocap.study.claim_row import PROJECT, STAND_IN, THERE, ClaimRow
 from nocap.study.claim_words import expected, is_exact, is_known, measures
 
-# of the README, beside the statement: title → what a row has there
-COLUMNS = {
-    "expected": "expected",
-    "measured": "figure",
-    "verdict": "short verdict",
-    "n": "n",
-    "where": "place",
-}
+# fields of `ClaimCells`, for the README beside the statement
+COLUMNS = ("expected", "figure", "short_verdict", "n", "shape_and_machine")
+# fields of `ClaimCells`, for the page below the statement
 DETAILS = (
     "expected",
-    "arithmetic allows",
+    "bound",
     "guards",
     "verdict",
     "notes",
-    "where",
-    "machine, date",
+    "shapes",
+    "machine_and_date",
     "command",
 )
 SUBJECT = "Claims about GPT training"  # what a board is about
@@ -98,7 +94,7 @@ def _measured(some: Sequence[ClaimRow]) -> Table:
     lines = list[list[object]]()
     for row in some:
         statement = _link(row.claim.statement, row.result.study.name)
-        lines.append([statement, *(row.cells[key] or None for key in COLUMNS.values())])
+        lines.append([statement, *(text or None for text in row.cells.texts(COLUMNS))])
     return _board(lines)
 
 
@@ -122,8 +118,8 @@ def planned_cells(plan: Planned) -> list[object]:
 
 
 def _board(lines: Sequence[Sequence[object]]) -> Table:
-    titles = ["statement", *COLUMNS]
-    return Table(title="", columns=[Column(title=title) for title in titles], rows=lines)
+    columns = [Column(title=title) for title in ("statement", *titles(COLUMNS))]
+    return Table(title="", columns=columns, rows=lines)
 
 
 def _link(statement: str, study: str) -> str:
