@@ -23,6 +23,7 @@ From what was measured to a result:
     evidence             all that runs and sessions measured
     bounds               the gain that arithmetic allows a claim
     claim_measurements   the measurements of one claim, and its verdict
+    arm_facts            the arms of a result: shape, speed, losses, trials
     study_result         the types of a result
     result_maker         make it of a study that was carried out
     result_schema        its types as JSON

@@ -14,11 +14,11 @@ from nocap.judge.interval import analyses, analysis_of
 from nocap.judge.verdict import Verdict
 from nocap.sessions.places import TRAIN
 from nocap.sessions.session_file import SessionFile
+from nocap.study.arm_facts import TuningTrial
 from nocap.study.claim_measurements import verdict_of
 from nocap.study.conductor import Conductor
 from nocap.study.evidence import Evidence, places
 from nocap.study.log_writer import LogWriter
-from nocap.study.result_schema import TuningTrial
 from nocap.study.spec import Study
 from nocap.study.standing import Standing
 from nocap.study.study_plan import StudyPlan

@@ -16,6 +16,7 @@ from nocap.report import figures_in_words
 from nocap.report.table import one_line
 from nocap.sessions.places import TRAIN
 from nocap.store.measurement import Ending, Per
+from nocap.study.arm_facts import Shape
 from nocap.study.claim_cells import ClaimCells
 from nocap.study.claim_words import (
     allowed,
@@ -27,7 +28,6 @@ from nocap.study.claim_words import (
     measures,
     repeats,
 )
-from nocap.study.result_schema import Shape
 from nocap.study.spec import GPU, Study, select_claims
 from nocap.study.study_result import ClaimResult, StudyResult
 

@@ -19,9 +19,9 @@ from nocap.sessions.session import Session
 from nocap.sessions.session_file import SessionFile
 from nocap.store.record import Record
 from nocap.store.record_files import ENDED, RunStatus
+from nocap.study.arm_facts import TuningTrial
 from nocap.study.evidence import Evidence, places
 from nocap.study.log_writer import LogWriter
-from nocap.study.result_schema import TuningTrial
 from nocap.study.spec import Study
 from nocap.study.study_plan import StudyPlan, compose_trials, more, shorter, trials_of
 from nocap.study.tasks import Training, length_trainings, loss_of, sessions, train, trainings

@@ -19,11 +19,11 @@ from nocap.store.checkout import git_state
 from nocap.store.measurement import Measurement
 from nocap.store.record import Record, dig
 from nocap.store.record_files import RunStatus
+from nocap.study.arm_facts import ArmFacts, FinalLosses, Shape, Speed
 from nocap.study.bounds import bound
 from nocap.study.carry_out import StudyOutcome
 from nocap.study.claim_measurements import judge_claim, measurements
 from nocap.study.evidence import Evidence
-from nocap.study.result_schema import ArmFacts, FinalLosses, Shape, Speed
 from nocap.study.study_plan import StudyPlan
 from nocap.study.study_result import ClaimResult, StudyResult
 

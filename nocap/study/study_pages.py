@@ -15,11 +15,11 @@ from nocap.report.table import Column, Table, one_line, tame
 from nocap.report.terminal import prose
 from nocap.store.file_writing import write_file
 from nocap.study import log
+from nocap.study.arm_facts import ArmFacts, Speed, TuningTrial
 from nocap.study.claim_cells import titles
 from nocap.study.claim_row import ClaimRow, counted, rows
 from nocap.study.claim_words import expected, is_known
 from nocap.study.result_reader import read_result
-from nocap.study.result_schema import ArmFacts, Speed, TuningTrial
 from nocap.study.result_writer import write_result
 from nocap.study.spec import Study
 from nocap.study.study_result import StudyResult

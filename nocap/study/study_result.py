@@ -14,7 +14,7 @@ from nocap.judge.claim_gains import Missing
 from nocap.judge.gain import Gain
 from nocap.judge.verdict import Verdict
 from nocap.store.measurement import Measurement, Per
-from nocap.study.result_schema import ArmFacts, Shape, TuningTrial
+from nocap.study.arm_facts import ArmFacts, Shape, TuningTrial
 from nocap.study.spec import Study
 from nocap.study.standing import Standing
 
