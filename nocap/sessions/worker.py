@@ -57,6 +57,7 @@ from nocap.sessions.figures import (
     RoundFigures,
     StepFigures,
 )
+from nocap.sessions.places import COMPILED_CACHE, NO_CACHE
 from nocap.sessions.session_file import SessionRequest
 from nocap.store.record_files import write_json
 from nocap.store.step_parts import HELD
@@ -302,9 +303,9 @@ class DecodedText:
 
 def _engine(name: str, model: LanguageModel, run: Run, *, capacity: int) -> Engine:
     """Return an engine by its name, one of `ENGINES`. `capacity`: tokens that its cache holds."""
-    if name == "no cache":
+    if name == NO_CACHE:
         return Recompute(model)
-    return Cached(model, run, batch=1, capacity=capacity, compiled=name == "cache, compiled")
+    return Cached(model, run, batch=1, capacity=capacity, compiled=name == COMPILED_CACHE)
 
 
 def _collections() -> int:

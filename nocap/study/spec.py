@@ -11,11 +11,10 @@ from nocap.judge.cautious_interval import Declared
 from nocap.judge.claim import Claim
 from nocap.judge.interval import BATCH, BATCHES
 from nocap.metrics import Better, Metric, Scale
-from nocap.sessions.places import TRAIN
+from nocap.sessions.places import CACHE, TRAIN
 
 GPU = "gpu"  # the scale of a study that is carried out where there is a GPU
-ENGINE = "engine="  # an override of a study, not of a config
-ENGINES = ("no cache", "cache", "cache, compiled")  # of decoding; an arm chooses one with engine=…
+ENGINE = "engine="  # an override of a study, not of a config: one of `ENGINES` for decoding
 
 
 @dataclass(kw_only=True, slots=True)
@@ -182,7 +181,7 @@ def arm_overrides(study: Study, at: ScaleConfig, arm: str, setting: Sequence[str
 
 def engine_of(study: Study, at: ScaleConfig, arm: str) -> str:
     """Return the engine that an arm decodes with: its last engine=…, or the one with a cache."""
-    engine = "cache"
+    engine = CACHE
     for word in _own_words(study, at, arm):
         if word.startswith(ENGINE):
             engine = word.removeprefix(ENGINE)

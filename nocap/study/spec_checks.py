@@ -11,8 +11,8 @@ from nocap.config.keys import check_keys, require
 from nocap.config.overrides import parse_override
 from nocap.judge.claim import CLAIMABLE
 from nocap.judge.interval import LEAST_PAIRS
-from nocap.sessions.places import scale_key_of
-from nocap.study.spec import ENGINE, ENGINES, Propose, Study, Tune, engine_of, select_claims
+from nocap.sessions.places import ENGINES, scale_key_of
+from nocap.study.spec import ENGINE, Propose, Study, Tune, engine_of, select_claims
 
 # keys of what is written, read and sent elsewhere: the command says it, and no study
 CLOSED = ("output_dir", "cache_dir", "trainer.init_from", "tracker.", "store.")
