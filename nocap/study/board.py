@@ -31,8 +31,8 @@ class Board:
             if result.hash_problem:
                 name = f"{result.study.name}, scale {result.scale}"
                 yield (
-                    f"{name}: claims keep their stored hashes, no arm is composed here: "
-                    f"{result.hash_problem}"
+                    f"{name}: claims keep their stored hashes, because nocap cannot compose the "
+                    f"arms here: {result.hash_problem}"
                 )
 
     def files(self) -> dict[Path, str]:
@@ -69,6 +69,6 @@ def read_board(folder: Path) -> Board:
             rule = f"lie in the folder of its study, with {FILE}"
             require(home.name in studies, str(path), rule, "none")
     results = {name: all_results(study, folder / name) for name, study in studies.items()}
-    rule = "be a folder of studies that were carried out, as experiments"
+    rule = "be a folder with studies that have results, as experiments"
     require(any(results.values()), "--board", rule, folder)
     return Board(folder=folder, studies=studies, results=results)

@@ -57,7 +57,7 @@ def read(path: Path, *, cut: bool = True) -> Iterator[Row]:
     try:
         names = [name.strip() for name in next(rows, [])]
         twice = [name for name, often in Counter(names).items() if name and often > 1]
-        require(not twice, "line 1", "name a column once", ", ".join(twice))
+        require(not twice, "line 1", "name each column once", ", ".join(twice))
         short = None  # a row with another number of cells, which only the last may be
         for cells in filter(None, rows):
             require(short is None, *(short or ("", "", 0)))

@@ -45,7 +45,7 @@ def of_overrides(
     """
     at = study.at(scale)
     if study.tune.trials:
-        raise ValueError("tune does not work with propose, which searches nothing")
+        raise ValueError("tune does not work with propose, because propose does not search")
     overrides = training_overrides(at, output_dir, steps)
     baseline = compose_arms(study, at, [study.baseline], overrides)[study.baseline]
     proposals = list[Proposal]()
