@@ -6,7 +6,9 @@ A bench times the steps of several arms:
     bench_arms                 compose the arms that were typed
     timed_arm                  one arm whose step is timed, and the clock for all of them
     bench                      the bench: warm up, take turns, ask the judge
-    bench_result               its result, and that as JSON
+    bench_result               its result
+    bench_schema               its types as JSON
+    bench_json                 write it
     bench_table                its result as a table
 
 A profile takes one step, forward or text apart:
