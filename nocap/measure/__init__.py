@@ -24,6 +24,7 @@ What a profile shows:
 
     profile_record             put what was counted and what was timed into one record
     profile_schema             its types as JSON
+    profile_file               write and read its file
     profile_groups             its rows added up by part, layer and group
     profile_tables             it as tables
     ceilings                   what each option could win at most

@@ -42,7 +42,7 @@ from nocap.training.build import autocast
 
 PRODUCT = {Device.cpu: 2048, Device.cuda: 8192}  # rows and columns
 COPY_BYTES = {Device.cpu: 2**28, Device.cuda: 2**31}  # far beyond any cache
-HELD = 4  # parameters, gradients and AdamW's two moments, all as large
+HELD_COPIES = 4  # parameters, gradients and AdamW's two moments, all as large
 
 
 def measure_peak(device: Device) -> Peak:
@@ -214,7 +214,7 @@ class Count(TorchDispatchMode):
         return min(1.0, scores * tokens / directions / computed)
 
     def held_mib(self) -> float:
-        copies = HELD if self.subject.of.trains else 1
+        copies = HELD_COPIES if self.subject.of.trains else 1
         activations = sum(self.ranges.kept.values())
         return (copies * self.parameters + activations + self.cache) / memory.MIB
 
