@@ -21,7 +21,8 @@ from nocap.measure import bench as measure
 from nocap.measure.bench import LIMIT, carry_out, interleave, order
 from nocap.measure.bench_arms import compose_arm, compose_arms
 from nocap.measure.bench_result import Facts
-from nocap.measure.timed_arm import Clock, DivergedError, TimedArm, block_steps
+from nocap.measure.clock import Clock
+from nocap.measure.timed_arm import DivergedError, TimedArm, block_steps
 from nocap.options.optimizer import soap
 from nocap.training.memory_limit import ran_out, within_memory
 from tests.conftest import EXPLODING

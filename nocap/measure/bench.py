@@ -30,8 +30,9 @@ from nocap.judge import bench_speeds
 from nocap.judge.differences import Difference
 from nocap.judge.interval import LEAST_PAIRS
 from nocap.measure.bench_result import ArmStatus, Bench, BenchedArm, FlopPeak, Mfu
-from nocap.measure.roofline import matmul_flops
-from nocap.measure.timed_arm import Clock, TimedArm
+from nocap.measure.clock import Clock
+from nocap.measure.peaks import matmul_flops
+from nocap.measure.timed_arm import TimedArm
 from nocap.store.times import now
 from nocap.training.memory_limit import within_memory
 

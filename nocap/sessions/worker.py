@@ -42,7 +42,8 @@ from nocap.measure.bench import carry_out, clock_of, timed_rounds
 from nocap.measure.bench_arms import step_config
 from nocap.measure.bench_result import ArmStatus, BenchedArm
 from nocap.measure.profile import profile
-from nocap.measure.profiler_ranges import allocated_bytes, part_of
+from nocap.measure.profiler_events import allocated_bytes
+from nocap.measure.profiler_ranges import part_of
 from nocap.measure.timed_arm import TimedArm
 from nocap.model.attention_facts import first_window, kernel_name
 from nocap.model.flops import component_flops
