@@ -645,7 +645,7 @@ CELLS = {
         "line 1 must name each column once, got val_loss",
     ),
     "a text": ("step,val_loss\n1,3\n2,x\n", "line 3: val_loss must be a number, got 'x'"),
-    "an open quote": ('step,val_loss\n1,"3\n', "line 2 must be a line of a table"),
+    "an open quote": ('step,val_loss\n1,"3\n', "line 2 must be a row of a CSV table"),
     "nothing": ("", "it must hold rows, got none"),
 }
 

@@ -259,7 +259,7 @@ def test_an_older_baseline_and_another_machines_verdict_are_told(lab: Lab):
     lab.carry("out", "theirs", arms=arms, claims=[LOSS])
     row = lab.carry(claims=[LOSS])["M.loss"]
     assert row["exploratory"] is None
-    assert row["notes"] == ["older baseline: mha, seed 0 and 2 more"]
+    assert row["notes"] == ["measured with an older baseline: mha, seed 0 and 2 more"]
     here = lab.lines("registration")[0]["machine"]
     lab.host = "there"
     lab.loss = lambda run: 3.0 + 2 * (run.arm == "mqa") + 0.001 * run.seed

@@ -295,5 +295,5 @@ def check_cached(model: LanguageModel, run: Run, *, most: int = PROBED) -> None:
         if not torch.allclose(logits, expected, rtol=1e-3, atol=limit):
             raise UncachedError(
                 f"with a cache the logits differ from those of the full prefix at token {t}: an "
-                "option uses other tokens"
+                "option looks at other tokens"
             )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shape:
-    """The shape at which a verdict's figures were reached."""
+    """The shape at which a verdict's figures were measured."""
 
     layers: int
     width: int
@@ -21,7 +21,7 @@ class Shape:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Speed:
-    """The speed of an arm, a value a session."""
+    """The speed of an arm, one value for each session."""
 
     memory_mib: float | None
     tokens_per_s: list[float | None]
@@ -38,7 +38,7 @@ class FinalLosses:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArmFacts:
-    """An arm, as a reader judges its fairness."""
+    """An arm, with the facts by which a reader judges whether it had equal chances."""
 
     arm: str
     words: list[str]

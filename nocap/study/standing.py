@@ -57,7 +57,7 @@ def standing_of(
     notes = list[str]()
     baseline = {used.name for used in older if used.arm != claim.arm}
     if baseline:
-        notes.append(f"older baseline: {shorten(sorted(baseline), most=2)}")
+        notes.append(f"measured with an older baseline: {shorten(sorted(baseline), most=2)}")
     of_machine = [line for line in own.lines if line.machine == machine]
     notes += _repeated(claim, of_machine, contents)
     notes += _analysed(own.of(AnalysisLine, hash=registration.hash), machine)

@@ -77,7 +77,7 @@ def read(path: Path, *, cut: bool = True) -> Iterator[Row]:
                 ]
             yield {**dict(zip(names, stripped, strict=True)), "line": rows.line_num}
     except csv.Error as error:
-        raise ValueError(f"line {rows.line_num} must be a line of a table ({error})") from None
+        raise ValueError(f"line {rows.line_num} must be a row of a CSV table ({error})") from None
     if short is not None:
         require(cut and short[2] < len(names), *short)
         raise CutError(f"{short[0]} has {short[2]} cells of {len(names)}, so nocap leaves it out")
