@@ -25,6 +25,7 @@ from nocap.sources.command_output import MetricReader
 from nocap.sources.command_words import split_words
 from nocap.sources.repository import HERE
 from nocap.store import lease
+from nocap.store.record_files import digest
 from nocap.study.log import FILE as LOG
 from nocap.study.proposals.campaign import Losses, Proposal, Proposals
 from nocap.study.spec import Propose, Study
@@ -57,19 +58,20 @@ def of_commands(
     proposals = list[Proposal]()
     for side in sides:
         proposals.append(
-            Proposal(words=side.words, arm=side.content, measure=partial(measure, side))
+            Proposal(words=side.words, content=side.content, measure=partial(measure, side))
         )
+    fixed = [
+        rules.gain,
+        rules.first_seed,
+        rules.metric,
+        rules.better.value,
+        rules.file,
+        baseline.content,
+    ]
     return Proposals(
         proposals=proposals,
         against=baseline.content,
-        fixed=[
-            rules.gain,
-            rules.first_seed,
-            rules.metric,
-            rules.better.value,
-            rules.file,
-            baseline.content,
-        ],
+        fixed=digest(fixed),
         machine=str(hardware.describe(Device.cpu, 0)["fingerprint"]),
         scale="",
     )
