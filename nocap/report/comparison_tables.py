@@ -64,7 +64,10 @@ COST_COLUMNS = {"params": "params", "flops_per_token": "FLOPs/token", "tokens": 
 LOGGED_COST_COLUMNS = {"steps": "steps", "tokens": "tokens"}
 # of the wall clock, which holds what else the machine did
 CLOCKED = {"train_s": "training", "tokens_per_s": "tokens/s"}
-OF_CLOCK = "Training: the mean over the runs. tokens/s: the tokens over that time."
+OF_CLOCK = (
+    "Training and tokens/s: means over the runs. A teacher's work is part of the training, and not "
+    "of tokens/s."
+)
 
 
 def render(comparison: Comparison) -> str:
@@ -385,21 +388,13 @@ def _costs(comparison: Comparison) -> Table:
         cells: list[object] = [row.label]
         cells += [_cost(drawn[name][i], row.costs[name], base[name]) for name in counts]
         if not imported:
-            seconds = row.times["train_s"].mean
-            cells += [seconds, _rate(row.costs["tokens"], seconds)]
+            cells += [row.times[metric].mean for metric in CLOCKED]
             cells += [_kernels(row) or None, _changes(row) or None]
         rows.append(cells)
     notes = list(_uncounted(comparison.rows))
     if not imported:
         notes.append(OF_CLOCK)
     return Table(title="What each arm is", columns=columns, rows=rows, notes=notes)
-
-
-def _rate(tokens: float | None, seconds: float | None) -> float | None:
-    """Return the tokens a second."""
-    if not tokens or not seconds:
-        return None
-    return tokens / seconds
 
 
 def _cost(cell: TableCell, x: float | None, before: float | None) -> TableCell:
