@@ -13,7 +13,7 @@ from nocap.generation.engines import Cached, Engine, Recompute
 from nocap.generation.sampling import TokenSampler, generate
 from nocap.measure.bench_arms import compose_arms
 from nocap.measure.timed_arm import Clock, TimedArm
-from nocap.model.gpt import build_model
+from nocap.model.build import build_model
 
 BASE = [
     "model=tiny",

@@ -29,9 +29,10 @@ from nocap.data.shards import write_shard
 from nocap.generation.engines import UncachedError, check_cached
 from nocap.judge.arms import setting
 from nocap.launch.plan import plan
-from nocap.model.attention import flex_mask, seen
+from nocap.model.build import build_model
+from nocap.model.documents import flex_mask, seen
 from nocap.model.flops import flops_per_token
-from nocap.model.gpt import GPT, build_model
+from nocap.model.gpt import GPT
 from nocap.model.position import document_positions
 from nocap.options.attention.kernel import Kernel
 from nocap.study.study_plan import check_fair

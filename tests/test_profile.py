@@ -28,8 +28,9 @@ from nocap.measure.profile_schema import CeilingJson, CeilingsJson, ClocksJson, 
 from nocap.measure.profiler_ranges import MARK, Ranges, busy_ms, profiler, read
 from nocap.measure.profiler_timing import Observation, busy, measure_step
 from nocap.measure.roofline import OpWork, count
+from nocap.model.build import build_model
 from nocap.model.flops import component_flops, flops_per_token
-from nocap.model.gpt import GPT, build_model
+from nocap.model.gpt import GPT
 from nocap.model.loss import Loss
 from nocap.store.step_parts import MODEL_PARTS, PARTS
 from tests.conftest import EXPLODING

@@ -45,8 +45,8 @@ from nocap.measure.profile import profile
 from nocap.measure.profiler_ranges import allocated_bytes, part_of
 from nocap.measure.timed_arm import TimedArm
 from nocap.model.attention_facts import first_window, kernel_name
+from nocap.model.build import build_model
 from nocap.model.flops import component_flops
-from nocap.model.gpt import build_model
 from nocap.model.language_model import LanguageModel
 from nocap.sessions.figures import (
     UNSET,

@@ -15,7 +15,7 @@ from nocap.config.outgoing_text import redact
 from nocap.config.plain import from_plain, to_plain
 from nocap.config.run import Run
 from nocap.config.untrusted_files import parse_json
-from nocap.model.gpt import build_model
+from nocap.model.build import build_model
 from nocap.model.language_model import LanguageModel
 from nocap.store.checkpoints import UNREADABLE
 from nocap.store.file_writing import write_file

@@ -13,8 +13,8 @@ from typing import Any
 
 from nocap.config import hardware
 from nocap.model.attention_facts import kernel_name
+from nocap.model.build import count_parameters
 from nocap.model.flops import flops_per_token
-from nocap.model.gpt import count_parameters
 from nocap.store.checkpoints import FOLDER, step_of
 from nocap.store.record_files import ROWS, RunStatus
 from nocap.store.rows_file import Row, RowsFile

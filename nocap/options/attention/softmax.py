@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from nocap.config.run import Run
-    from nocap.model.attention import Documents
     from nocap.model.context import Mixer
+    from nocap.model.documents import Documents
 
 
 @dataclass(kw_only=True, slots=True)
@@ -95,7 +95,7 @@ class Softmax(Attention):
 
     def documents(self, run: Run) -> Callable[[Tensor], Documents]:
         """Return what makes, from a forward's tokens (B, T), the mixers' fourth argument."""
-        from nocap.model.attention import Documents
+        from nocap.model.documents import Documents
 
         start = run.document_start
         assert start is not None, "Run refuses the mask where there are no documents"
