@@ -175,7 +175,7 @@ class GPT(LanguageModel):
         self.residual_precision = m.residual_precision
         self.documents_of = documents_of(run)
         # the token with which positions begin anew
-        self.restart = run.document_start if run.position.restart else None
+        self.restart = run.document_token if run.position.restart else None
         self.position_option = run.position
         self.position = run.position.build(m)
         limit = 1 / math.sqrt(m.d_model)

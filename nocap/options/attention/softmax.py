@@ -97,7 +97,7 @@ class Softmax(Attention):
         """Return what makes, from a forward's tokens (B, T), the mixers' fourth argument."""
         from nocap.model.documents import Documents
 
-        start = run.document_start
+        start = run.document_token
         assert start is not None, "Run refuses the mask where there are no documents"
         kernels = map(self.kernel_of, range(run.model.n_layer))
         dense = any(kernel not in LOCAL_KERNELS for kernel in kernels)
