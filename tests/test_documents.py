@@ -276,7 +276,10 @@ FALSE = "data.document_mask must be false with"
             "be one of materialized, fused, efficient, flex, blocks with "
             "data.document_mask=true on trainer.device=cuda, got cudnn",
         ),
-        (f"{MASK} attention.kernel=flex", "be one that trains on the CPU"),
+        (
+            f"{MASK} attention.kernel=flex",
+            "be one that trains on the CPU (materialized, fused, flash; blocks for a window)",
+        ),
         (
             "attention.kernel=blocks trainer.device=cuda",
             "fused, flash, efficient, cudnn, flex for this option, got blocks",
