@@ -341,7 +341,7 @@ def _by_keys(wr: Any, comparison: Comparison | None) -> dict[str, list[Any]]:
 def _range(values: Sequence[float | None]) -> tuple[float | None, float | None]:
     """Return the range of an axis that holds these values and little else, so that it sets them
     apart."""
-    from nocap.report.forest import axis
+    from nocap.report.axis import axis
 
     known = [value for value in values if value is not None]
     scale = axis(known) if known else None

@@ -18,7 +18,8 @@ from nocap.config.plain import to_plain
 from nocap.config.run import Run
 from nocap.config.trainer import Precision
 from nocap.data.batches import microbatches
-from nocap.model.gpt import GPT, build_model, count_parameters
+from nocap.model.build import build_model, count_parameters
+from nocap.model.gpt import GPT
 from nocap.model.loss import Loss
 from nocap.training.build import autocast
 from nocap.training.build_optimizers import build_optimizers

@@ -14,7 +14,7 @@ from nocap.generation.sampling import TokenSampler, generate
 from nocap.measure.bench_arms import compose_arms
 from nocap.measure.clock import Clock
 from nocap.measure.timed_arm import TimedArm
-from nocap.model.gpt import build_model
+from nocap.model.build import build_model
 
 BASE = [
     "model=tiny",

@@ -17,9 +17,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from nocap.config.trainer import ActivationCheckpointing
 from nocap.model import chunked
+from nocap.model.build import build_model
 from nocap.model.chunked import chunked_cross_entropy
 from nocap.model.flops import component_flops, flops_per_token
-from nocap.model.gpt import GPT, build_model
+from nocap.model.gpt import GPT
 from nocap.training import memory
 from tests.attempts import equal_within
 from tests.conftest import MEDIUM, Door, Undisturbed, the_run

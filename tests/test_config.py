@@ -35,7 +35,8 @@ from nocap.config.paths import conf_dir
 from nocap.config.plain import dump, load, to_plain
 from nocap.config.run import Run
 from nocap.config.trainer import Compile, Device, Precision, Trainer
-from nocap.model.gpt import GPT, build_model
+from nocap.model.build import build_model
+from nocap.model.gpt import GPT
 from nocap.options.attention.kernel import Kernel
 from nocap.options.schedule import Schedule
 from nocap.training.build_optimizers import build_optimizers, set_lr

@@ -29,9 +29,10 @@ from nocap.data.shards import write_shard
 from nocap.generation.engines import UncachedError, check_cached
 from nocap.judge.arms import setting
 from nocap.launch.plan import plan
-from nocap.model.attention import flex_mask, seen
+from nocap.model.build import build_model
+from nocap.model.documents import flex_mask, seen
 from nocap.model.flops import flops_per_token
-from nocap.model.gpt import GPT, build_model
+from nocap.model.gpt import GPT
 from nocap.model.position import document_positions
 from nocap.options.attention.kernel import Kernel
 from nocap.study.study_plan import check_fair
@@ -275,7 +276,10 @@ FALSE = "data.document_mask must be false with"
             "be one of materialized, fused, efficient, flex, blocks with "
             "data.document_mask=true on trainer.device=cuda, got cudnn",
         ),
-        (f"{MASK} attention.kernel=flex", "be one that trains on the CPU"),
+        (
+            f"{MASK} attention.kernel=flex",
+            "be one that trains on the CPU (materialized, fused, flash; blocks for a window)",
+        ),
         (
             "attention.kernel=blocks trainer.device=cuda",
             "fused, flash, efficient, cudnn, flex for this option, got blocks",

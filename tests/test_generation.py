@@ -15,7 +15,8 @@ from nocap.config.paths import conf_dir
 from nocap.config.run import Run
 from nocap.generation.engines import Cached, Engine, Recompute
 from nocap.generation.sampling import TokenSampler, generate
-from nocap.model.gpt import GPT, build_model
+from nocap.model.build import build_model
+from nocap.model.gpt import GPT
 
 VOCAB = 50
 POSITIONS = sorted(path.stem for path in (conf_dir() / "position").glob("*.yaml"))

@@ -21,8 +21,8 @@ from nocap.config.run import Run
 from nocap.data.prepare import prepare
 from nocap.generation.engines import UncachedError, check_cached
 from nocap.launch.record_head import manifest
+from nocap.model.build import build_model
 from nocap.model.flops import flops_per_token
-from nocap.model.gpt import build_model
 from nocap.store.identity import identity_parts
 from nocap.store.record_files import digest
 from nocap.study.study_plan import check_fair

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from nocap.config.compose import compose
 from nocap.config.option import unread
 from nocap.config.run import Run
+from nocap.model.build import build_model, count_parameters
 from nocap.model.compiled import TUNED, compile_in_place, compiled
 from nocap.model.fp8 import Fp8Linear
-from nocap.model.gpt import GPT, build_model, count_parameters
+from nocap.model.gpt import GPT
 from nocap.model.norm import rms_norm
 from nocap.options.attention.kernel import Kernel
 from nocap.options.attention.softmax import Softmax

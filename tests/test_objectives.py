@@ -22,8 +22,8 @@ from nocap.config.run import Run
 from nocap.data.batches import train_windows
 from nocap.data.prepare import prepare
 from nocap.launch.plan import plan
+from nocap.model.build import build_model
 from nocap.model.flops import flops_per_token
-from nocap.model.gpt import build_model
 from nocap.model.language_model import lent
 from nocap.store.runs import load_runs
 from nocap.training.recorder import Recorder

@@ -25,7 +25,8 @@ from nocap.config.plain import load as load_config
 from nocap.config.run import Run
 from nocap.generation.sampling import load
 from nocap.measure.profiler_timing import measurable
-from nocap.model.gpt import GPT, build_model
+from nocap.model.build import build_model
+from nocap.model.gpt import GPT
 from nocap.options.optimizer.muon import AT_ONCE, POLAR_EXPRESS
 from nocap.training import memory
 from nocap.training.build import Trainee

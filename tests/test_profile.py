@@ -29,8 +29,9 @@ from nocap.measure.profiler_events import busy_ms, of_modules, profiler, read_mo
 from nocap.measure.profiler_ranges import MARK, Ranges
 from nocap.measure.profiler_timing import Observation, busy, measure_step
 from nocap.measure.roofline import OpWork, count
+from nocap.model.build import build_model
 from nocap.model.flops import component_flops, flops_per_token
-from nocap.model.gpt import GPT, build_model
+from nocap.model.gpt import GPT
 from nocap.model.loss import Loss
 from nocap.step_parts import MODEL_PARTS, PARTS
 from tests.conftest import EXPLODING

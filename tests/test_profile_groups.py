@@ -30,7 +30,7 @@ from nocap.measure.profiler_events import BACKWARD, of_modules, profiler, read_m
 from nocap.measure.profiler_ranges import MARK, Ranges
 from nocap.measure.roofline import count
 from nocap.measure.subject import Subject, SubjectKind
-from nocap.model.gpt import build_model, count_parameters
+from nocap.model.build import build_model, count_parameters
 from tests.conftest import REPO
 from tests.fuzz.process import answer
 

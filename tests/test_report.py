@@ -13,6 +13,7 @@ from typing import Any
 
 from nocap.display import DURATIONS, ONE, duration, three_digits
 from nocap.report import comparison_page as report
+from nocap.report import comparison_tables, flat_rows
 from nocap.report.short_names import distinct
 from nocap.report.table import Column, Table
 from nocap.store.record import Curve, Record
@@ -101,6 +102,23 @@ def test_values_that_modules_log_are_a_table_of_means() -> None:
     assert re.search(r"arm gate flash gelu4x – ", shown)
     assert re.search(r"gqa swiglu 0\.5 ", shown.partition("Logged by modules")[2])
     assert "Logged by modules" not in text_of(report.render(made(2)))
+
+
+def test_tokens_per_second_are_the_runs_own_whatever_a_teacher_took() -> None:
+    def distilled(record: Record) -> Record:
+        if record.arm != "gqa-swiglu":
+            return record
+        clock_s = {**record.summary["clock_s"], "teacher": 60.0}
+        return with_summary(record, clock_s=clock_s, tokens_per_s=131_072.0)
+
+    comparison = made(2, distilled)
+    _, _, costs, _ = comparison_tables.tables(comparison)
+    place = costs.head.index("tokens/s")
+    (shown,) = [row[place] for row in costs.rows if row[0] == "gqa swiglu"]
+    arms = flat_rows.tables_of(comparison)["verdicts"]
+    (sent,) = [arm["tokens_per_s"] for arm in arms if arm["arm"] == "gqa swiglu"]
+    assert sent == 131_072.0
+    assert shown == sent
 
 
 def on_another_machine(record: Record) -> Record:

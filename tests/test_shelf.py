@@ -21,9 +21,9 @@ from nocap.config.compose import compose
 from nocap.config.keys import InputError
 from nocap.config.run import Run
 from nocap.model.attention import materialized
+from nocap.model.build import build_model, count_parameters
 from nocap.model.context import Context
 from nocap.model.flops import flops_per_token
-from nocap.model.gpt import build_model, count_parameters
 from nocap.options.ideas import Idea
 from nocap.training.build_optimizers import build_optimizers
 from nocap.training.ledger import Ledger

@@ -101,7 +101,7 @@ COSTS = {
 @pytest.mark.parametrize("width", WIDTHS)
 def test_what_is_left_out_is_named(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     words = rendered(width, monkeypatch).partition("\nWhat each arm is\n")
-    costs = words[2].partition("\nTraining: ")[0]
+    costs = words[2].partition("\ntraining is ")[0]
     expected = COSTS.get(width, "").removeprefix("not shown")
     assert costs.partition("\nnot shown")[2] == expected
 

@@ -19,7 +19,7 @@ from nocap.checks.contract import results
 from nocap.checks.trial import OptionTrial
 from nocap.config.compose import compose
 from nocap.launch.plan import plan
-from nocap.model.gpt import build_model
+from nocap.model.build import build_model
 from nocap.training.ledger import Ledger
 from nocap.training.step import take_step
 from nocap.training.validation import validate

@@ -42,7 +42,7 @@ from nocap.options.tracker.wandb.mirror_place import MirrorPlace
 from nocap.options.tracker.wandb.names import curve_name
 from nocap.store.record_files import read_json
 from nocap.store.rows_file import RowsFile
-from nocap.store.tracking import gathered, open_tracker
+from nocap.store.tracking import open_tracker, show_commands
 from nocap.training.job import Job
 from tests.attempts import on_a_terminal
 from tests.conftest import REPO
@@ -586,7 +586,7 @@ def test_a_grid_s_runs_stand_together_for_tensorboard_by_their_arms(
     tracker = NoTracker(also=["tensorboard"])
     board.parent.mkdir(parents=True)
     for _ in range(2):  # the same command again
-        assert gathered(tracker, board.parent, runs) == [
+        assert show_commands(tracker, board.parent, runs) == [
             "tensorboard --logdir 'grids/a grid/tensorboard'"
         ]
     shown = EventMultiplexer().AddRunsFromDirectory(str(board)).Reload()
@@ -597,10 +597,10 @@ def test_a_grid_s_runs_stand_together_for_tensorboard_by_their_arms(
     assert steps == expected
     board.rename(board.parent / "elsewhere")
     board.symlink_to("elsewhere")  # somebody's link is not deleted through
-    gathered(tracker, board.parent, {})
+    show_commands(tracker, board.parent, {})
     paths = (board.parent / "elsewhere").iterdir()
     assert len(list(paths)) == 2
-    assert gathered(NoTracker(), board.parent, runs) == []
+    assert show_commands(NoTracker(), board.parent, runs) == []
 
 
 def test_a_missing_package_costs_one_line_and_no_other_tracker(

@@ -243,7 +243,7 @@ def test_a_resumed_record_is_not_complete_by_the_rows_of_before(
 
     assert not second.complete
     assert "(the server has 4 of 5 rows)" in capsys.readouterr().err
-    assert Wandb.left(tmp_path)
+    assert Wandb.has_unsent(tmp_path)
 
 
 def test_a_changed_comparison_that_was_refused_is_not_complete(
@@ -256,7 +256,7 @@ def test_a_changed_comparison_that_was_refused_is_not_complete(
     report.write_text("second")
     client.refuses = True
     assert not compared(tmp_path, report).complete
-    assert Wandb.left(tmp_path)
+    assert Wandb.has_unsent(tmp_path)
     client.refuses = False
     again = compared(tmp_path, report)
     assert again.complete
@@ -300,7 +300,7 @@ def test_a_mirror_that_could_not_be_opened_is_left_to_sync(
     session = tracker().open(facts_of(tmp_path))
     assert type(session) is TrackerSession
     assert capsys.readouterr().err == "nocap: W&B: no mirror of this run: no room on the disk\n"
-    assert Wandb.left(tmp_path)
+    assert Wandb.has_unsent(tmp_path)
 
 
 def test_a_client_whose_process_has_failed_does_not_end_this_one(

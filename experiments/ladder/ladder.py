@@ -184,7 +184,7 @@ def _line(label: str, gain: Estimate, look: str) -> forest.ForestRow:
     return forest.ForestRow(
         label=label,
         title=f"{label}: {_times(gain)}",
-        look=look,
+        css_class=look,
         mid=gain.mid,
         low=gain.low,
         high=gain.high,

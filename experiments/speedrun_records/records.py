@@ -420,7 +420,7 @@ def lines_3(steps: Sequence[Step]) -> Iterator[forest.ForestRow]:
         yield forest.ForestRow(
             label=label,
             title=f"{label}: {own_word}",
-            look=look(own_word),
+            css_class=look(own_word),
             mid=mid,
             low=low,
             high=high,
@@ -437,7 +437,7 @@ def lines_1(comparisons: Sequence[Faster]) -> Iterator[forest.ForestRow]:
         yield forest.ForestRow(
             label=label,
             title=f"{label}: {percent(comparison.time)}",
-            look=look(comparison.word),
+            css_class=look(comparison.word),
             mid=mid,
             low=low,
             high=high,

@@ -29,8 +29,8 @@ from nocap.data.tokenizer import END_OF_TEXT, token_bytes
 from nocap.generation.engines import UncachedError, check_cached
 from nocap.measure.roofline import count
 from nocap.measure.timed_arm import random_tokens
+from nocap.model.build import build_model, count_parameters
 from nocap.model.flops import component_flops, flops_per_token
-from nocap.model.gpt import build_model, count_parameters
 from nocap.model.language_model import LanguageModel
 from nocap.options.attention import Attention
 from nocap.options.ideas import Idea

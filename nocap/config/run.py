@@ -108,7 +108,7 @@ class Run:
         return run
 
     @property
-    def document_start(self) -> int | None:
+    def document_token(self) -> int | None:
         """Return the token with which a document begins; None: there are no documents."""
         return self.tokenizer.end_of_text if self.data.has_documents else None
 

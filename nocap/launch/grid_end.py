@@ -20,7 +20,7 @@ from nocap.launch.upload import comparison_facts, send_left
 from nocap.report.comparison_tables import render
 from nocap.store.record_files import TRAIN_LOG, RunStatus
 from nocap.store.runs import load_runs
-from nocap.store.tracking import gathered, has_unsent, track_comparison
+from nocap.store.tracking import has_unsent, show_commands, track_comparison
 
 # where the status alone is unclear
 MEANINGS = {RunStatus.preempted: "stopped before its end", RunStatus.waiting: "not started"}
@@ -139,7 +139,7 @@ def _compare(grid: Grid) -> bool:
             if address and not has_unsent(tracker, grid.folder):
                 print(f"tracker: {address}")
         folders = {cell.label: cell.plan.run_dir for cell in grid.cells}
-        for command in gathered(tracker, grid.folder, folders):
+        for command in show_commands(tracker, grid.folder, folders):
             print(f"tracker: {command}")
     except Exception as error:
         if not has_page:

@@ -209,7 +209,7 @@ def check_compiler(run: Run) -> None:
 
 
 def _check_documents(run: Run, dataset: Dataset) -> None:
-    start = run.document_start
+    start = run.document_token
     keys = {"data.document_mask": run.data.document_mask, "position.restart": run.position.restart}
     for key, is_on in keys.items():
         if is_on and start is not None:

@@ -95,7 +95,7 @@ def send_left(plans: Sequence[Plan], grid: Path) -> Iterator[str]:
         return
     tracker = plans[0].run.tracker
     waiting = [plan.run_dir for plan in plans if has_unsent(plan.run.tracker, plan.run_dir)]
-    if waiting and tracker.sends_now():
+    if waiting and tracker.would_send():
         waiting = list(_unsent(waiting))
     lacking = list[str]()
     if waiting:

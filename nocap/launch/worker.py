@@ -36,8 +36,8 @@ from nocap.launch.progress import Reporter
 from nocap.launch.run_facts import run_facts
 from nocap.launch.signals import StopNow, Stops, catch_stops, unblock
 from nocap.launch.worker_failure import cut_attempt_short, report_failure, tell_parent
+from nocap.model.build import build_model, count_parameters
 from nocap.model.compiled import compiler_failed
-from nocap.model.gpt import build_model, count_parameters
 from nocap.options.tracker import TrackerSession
 from nocap.store.record_files import (
     CONFIG,

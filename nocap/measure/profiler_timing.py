@@ -26,7 +26,7 @@ from nocap.measure.profiler_events import BETWEEN, Moments, busy_ms, profiler, r
 from nocap.measure.profiler_ranges import MARK, STEP, Ranges
 from nocap.measure.subject import Subject, SubjectKind
 from nocap.measure.timed_arm import TimedArm, random_tokens
-from nocap.model.gpt import build_model
+from nocap.model.build import build_model
 from nocap.step_parts import HELD
 from nocap.training import memory
 from nocap.training.build import autocast, build, configure_numerics

@@ -27,14 +27,9 @@ from nocap.measure.profiler_events import Key
 from nocap.measure.profiler_ranges import MIXER, STEP, Ranges
 from nocap.measure.subject import Subject, SubjectKind
 from nocap.model.attention_facts import first_window
-from nocap.model.flops import (
-    NotCountedError,
-    component_flops,
-    op_flops,
-    uncounted_explained,
-    without_documents,
-)
-from nocap.model.gpt import build_model
+from nocap.model.build import build_model
+from nocap.model.counted_flops import NotCountedError, op_flops, uncounted_explained
+from nocap.model.flops import component_flops, without_documents
 from nocap.model.language_model import LanguageModel
 from nocap.training import memory
 from nocap.training.build import autocast

@@ -26,8 +26,8 @@ from nocap.measure.bench_arms import step_config
 from nocap.measure.bench_result import ArmStatus, Facts
 from nocap.measure.clock import Clock, repeat
 from nocap.model.attention_facts import kernel_name
+from nocap.model.build import count_parameters
 from nocap.model.flops import flops_per_token
-from nocap.model.gpt import count_parameters
 from nocap.training import allocator, memory
 from nocap.training.build import build, configure_numerics
 from nocap.training.job import Job

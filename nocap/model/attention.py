@@ -7,7 +7,7 @@ maps q_BHTD, k_BKTD, v_BKTD to BHTD.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from nocap.config.trainer import Device, Precision
+from nocap.model.documents import Documents, visible_within
+from nocap.model.precision import product_precision
 from nocap.options.attention.kernel import Kernel, sdpa_kernels
 
 if TYPE_CHECKING:
@@ -61,14 +63,6 @@ def _hidden(q_BHTD: Tensor, documents: Documents | None) -> Tensor:
     return torch.ones(T, T, dtype=torch.bool, device=q_BHTD.device).triu(1)
 
 
-def autocast_like(x: Tensor) -> Precision:
-    """Return the precision a product of x runs in: autocast's where it is on, else the tensor's
-    own."""
-    if torch.is_autocast_enabled(x.device.type) or x.dtype is torch.bfloat16:
-        return Precision.bf16
-    return Precision.fp32
-
-
 def fused(kernel: Kernel) -> Mixer:
     """Return a fused kernel: where none of those allowed can run torch raises; the math kernel
     never stands in."""
@@ -77,7 +71,7 @@ def fused(kernel: Kernel) -> Mixer:
         q_BHTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, documents: Documents | None = None
     ) -> Tensor:
         device = Device.cuda if q_BHTD.is_cuda else Device.cpu
-        precision = autocast_like(q_BHTD)
+        precision = product_precision(q_BHTD)
         mask_B1TT = None if documents is None else documents.all_pairs()
         causal = mask_B1TT is None
         kernels = sdpa_kernels(kernel, device, precision, masked=not causal)
@@ -118,7 +112,7 @@ def _empty_heads(run: Run, n: int) -> Tensor:
     return torch.empty(shape, dtype=torch.bfloat16, device="cuda", requires_grad=True)
 
 
-# --- FlexAttention, and attention inside a document -----------------------------------------------
+# --- FlexAttention --------------------------------------------------------------------------------
 
 
 def flex(window: int | None) -> Mixer:
@@ -149,7 +143,7 @@ def flex(window: int | None) -> Mixer:
 def _as_products(x: Tensor) -> Tensor:
     """Return x in the precision of its products. FlexAttention is outside autocast, and queries and
     keys come out of the rotation in fp32."""
-    if autocast_like(x) is Precision.bf16:
+    if product_precision(x) is Precision.bf16:
         return x.to(torch.bfloat16)
     return x
 
@@ -164,60 +158,6 @@ def prepare_flex(window: int | None, *, seq_len: int, device: torch.device) -> N
 
     from nocap.model.compiled import compiled
 
-    visible = _visible(window or seq_len)
+    visible = visible_within(window or seq_len)
     mask = create_block_mask(visible, None, None, seq_len, seq_len, device=str(device))
     _flex_prepared[window, seq_len, device.type] = compiled(flex_attention), mask
-
-
-def flex_mask(ids_BT: Tensor, window: int | None) -> Any:
-    """Return FlexAttention's mask of a batch whose tokens see those of their own document (of one
-    id) in their window."""
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    B, T = ids_BT.shape
-    in_window = _visible(window or T)
-
-    def visible(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return in_window(b, h, query, key) & (ids_BT[b, query] == ids_BT[b, key])
-
-    return create_block_mask(visible, B, None, T, T, device=str(ids_BT.device))
-
-
-def _visible(window: int) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """Say as a function for FlexAttention whether a query sees a key."""
-
-    def visible(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return (query >= key) & (query - key < window)
-
-    return visible
-
-
-class Documents:
-    """The documents of one forward's tokens, for all its layers. A document begins with the token
-    `start`, and goes on to the next."""
-
-    def __init__(
-        self, tokens_BT: Tensor, *, start: int, dense: bool, flex_windows: Collection[int | None]
-    ) -> None:
-        """`dense`: for kernels that take a mask of all pairs; `flex_windows`: those of the layers
-        that FlexAttention computes."""
-        self.ids_BT = (tokens_BT == start).cumsum(1)
-        self.seen_B1TT: Tensor | None = None
-        if dense:
-            self.seen_B1TT = seen(self.ids_BT)
-        self.flex = dict[int | None, Any]()
-        for window in flex_windows:
-            self.flex[window] = flex_mask(self.ids_BT, window)
-
-    def all_pairs(self) -> Tensor:
-        """Return the mask of all pairs, (B, 1, T, T): true where a query sees a key."""
-        assert self.seen_B1TT is not None, "Documents must be dense for this kernel"
-        return self.seen_B1TT
-
-
-def seen(ids_BT: Tensor) -> Tensor:
-    """Say whether a query sees a key, (B, 1, T, T): one of its own document, and not after it."""
-    T = ids_BT.shape[1]
-    same_B1TT = ids_BT[:, None, :, None] == ids_BT[:, None, None, :]
-    earlier_TT = torch.ones(T, T, dtype=torch.bool, device=ids_BT.device).tril()
-    return same_B1TT & earlier_TT

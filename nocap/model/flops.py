@@ -13,8 +13,7 @@ give. What cannot be counted is null, and the basis says why.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import fmean
@@ -22,24 +21,18 @@ from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry
 
 from nocap.config.option import Option, declared
 from nocap.config.run import Run
 from nocap.config.trainer import ActivationCheckpointing
+from nocap.model.build import build_model
 from nocap.model.context import Context
-from nocap.model.gpt import GPTHead, build_model
+from nocap.model.counted_flops import Cost, Forward, NotCountedError, counted_cost
+from nocap.model.gpt import GPTHead
 from nocap.options.attention import Attention, causal_keys
 from nocap.options.ideas import MODEL_JOINTS, Idea
 from nocap.options.model import Model, NormPlacement
 from nocap.options.model.gpt import Gpt
-
-Forward = Callable[[int], Any]  # of so many tokens
-# FLOPs of so many tokens, forward and backward, with all pairs of them
-Cost = Callable[[int], float]
 
 
 def flops_per_token(run: Run, *, vocab_size: int, causal: bool = True) -> tuple[float | None, str]:
@@ -144,7 +137,7 @@ class _Tally:
         """Sum over all layers, each with the keys that its own queries meet."""
         total = 0.0
         for layer in range(self.run.model.n_layer):
-            cost = _cost(partial(make, countable(self.run), layer))
+            cost = counted_cost(partial(make, countable(self.run), layer))
             total += self._per_token(cost, self._keys(layer))
         return total
 
@@ -178,7 +171,7 @@ class _Tally:
             module = build(C)
             return lambda n: module(_numbers(1, n, C))
 
-        return self._per_token(_cost(make))
+        return self._per_token(counted_cost(make))
 
     def _position(self) -> None:
         joints = ("build", "embed", "tables", "turn")
@@ -187,7 +180,7 @@ class _Tally:
             self.components["position"] = formula(self.run)
         else:
             make = partial(_position, countable(self.run))
-            self._count("position", "position", lambda: self._per_token(_cost(make)))
+            self._count("position", "position", lambda: self._per_token(counted_cost(make)))
 
     def _head(self) -> None:
         """Add the unembedding, and all that the objective does."""
@@ -200,7 +193,7 @@ class _Tally:
 
         def count_without_norm() -> float:
             # its norm is counted with the others
-            return self._per_token(_cost(make)) - self._of_module(run.norm.build)
+            return self._per_token(counted_cost(make)) - self._of_module(run.norm.build)
 
         self._count("head", "objective", count_without_norm)
 
@@ -226,7 +219,7 @@ class _Tally:
             return
 
         def count_the_others() -> float:
-            full_cost = _cost(partial(_model, countable(run), self.vocab_size))
+            full_cost = counted_cost(partial(_model, countable(run), self.vocab_size))
             cost_without = self._cost_of(countable(run.varied(ideas=ideas_with_formula)))
             counted = self._per_token(lambda n: full_cost(n) - cost_without(n))
             return counted + sum(known)
@@ -237,7 +230,7 @@ class _Tally:
         """Return a countable model's cost: by arithmetic where all of it has a formula, else
         counted."""
         if self._arithmetic(run, run.model.seq_len) is None:
-            return _cost(partial(_model, run, self.vocab_size))
+            return counted_cost(partial(_model, run, self.vocab_size))
         return lambda n: cast(float, self._arithmetic(run, n))
 
     def _arithmetic(self, run: Run, n: int) -> float | None:
@@ -265,7 +258,7 @@ class _Tally:
 
     def _whole_model(self) -> float:
         keys = fmean(map(self._keys, range(self.run.model.n_layer)))
-        cost = _cost(partial(_model, countable(self.run), self.vocab_size))
+        cost = counted_cost(partial(_model, countable(self.run), self.vocab_size))
         return self._per_token(cost, keys) + self._of_other_models()
 
     def _of_other_models(self) -> float:
@@ -417,98 +410,3 @@ def _head(run: Run, vocab_size: int) -> Forward:
 def _model(run: Run, vocab_size: int) -> Forward:
     model = build_model(run, vocab_size=vocab_size)
     return lambda n: model(_tokens(n), _tokens(n)).total
-
-
-# --- counting -------------------------------------------------------------------------------------
-
-
-class NotCountedError(Exception):
-    """An option cannot be counted: it does not run on tensors without memory, or has an operation
-    without a formula. The text says which, in a line."""
-
-
-@contextmanager
-def uncounted_explained() -> Iterator[None]:
-    """Turn whatever an option raises on tensors without memory into a NotCountedError. It trains
-    all the same."""
-    try:
-        yield
-    except NotCountedError:
-        raise
-    except Exception as error:
-        line = next(iter(str(error).splitlines()), "")
-        raise NotCountedError(f"{type(error).__name__}: {line}"[:200]) from error
-
-
-def _cost(make: Callable[[], Forward]) -> Cost:
-    """Build what `make` makes once, without memory, and return its cost as a function of the
-    length.
-
-    Errors:
-        NotCountedError: see there; also of the cost itself.
-    """
-    without_memory = FakeTensorMode()
-    by_length = {0: 0.0}
-    with uncounted_explained(), without_memory, torch.device("cpu"):
-        forward = make()
-
-    def cost(n: int) -> float:
-        if n not in by_length:
-            counter = _FlopCounter()
-            with uncounted_explained(), without_memory, torch.device("cpu"), counter:
-                leaves = [t for t in tree_leaves(forward(n)) if isinstance(t, Tensor)]
-                outputs = [t for t in leaves if t.requires_grad]
-                gradients = [torch.ones_like(t) for t in outputs]
-                torch.autograd.backward(outputs, gradients)
-            by_length[n] = counter.flops
-        return by_length[n]
-
-    return cost
-
-
-class _FlopCounter(TorchDispatchMode):
-    """A counter that takes all pairs of tokens, whatever a kernel leaves out: what the convention
-    leaves out is the same for all."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.flops = 0.0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        out = func(*args, **kwargs)
-        if func.namespace not in TORCHS and func._overloadpacket not in flop_registry:
-            raise NotCountedError(
-                f"{func.namespace}::{func._overloadpacket.__name__} has no formula"
-            )
-        self.flops += op_flops(func, args, kwargs, out, all_pairs=True)
-        return out
-
-
-# Operations of torch itself: those that have no formula are no products.
-TORCHS = ("aten", "prim", "prims", "profiler")
-
-
-def op_flops(func: Any, args: Any, kwargs: Any, out: Any, *, all_pairs: bool = False) -> float:
-    """Matrix FLOPs of one operation as torch's dispatcher sees it, by FlopCounterMode's formulas.
-
-    It misses the fused attention kernels on the CPU and counts them in full elsewhere: here they
-    are 4·Tq·Tk·D a head, half under the causal mask unless `all_pairs` are asked for, and twice
-    that in the backward.
-    """
-    name = func._overloadpacket.__name__
-    if "scaled_dot_product" in name:
-        arguments = [argument.name for argument in func._schema.arguments]
-        named = dict(zip(arguments, args, strict=False)) | kwargs
-        B, H, T_query, D = named["query"].shape
-        T_key = named["key"].shape[2]
-        flops = 4.0 * B * H * T_query * T_key * D
-        if name.endswith("_backward"):
-            flops *= 2
-        if named.get("is_causal") and not all_pairs:
-            flops /= 2
-        return flops
-    formula = flop_registry.get(func._overloadpacket)
-    if formula is None:
-        return 0.0
-    return float(formula(*args, **kwargs, out_val=out))

@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from nocap.model.head import padded
+
 E4M3 = torch.float8_e4m3fn  # values and weights
 E5M2 = torch.float8_e5m2  # gradients, whose range is wider
-COLUMNS = 64
 
 
 class Fp8Linear(nn.Linear):
@@ -25,10 +25,8 @@ class Fp8Linear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
             return super().forward(x)
-        missing = -self.out_features % COLUMNS
-        weight_VC = F.pad(self.weight, (0, 0, 0, missing))
         x_NC = x.flatten(0, -2)
-        y_NV: Tensor = _Fp8Product.apply(x_NC, weight_VC)  # type: ignore[no-untyped-call]
+        y_NV: Tensor = _Fp8Product.apply(x_NC, padded(self.weight))  # type: ignore[no-untyped-call]
         y = y_NV.unflatten(0, x.shape[:-1])
         return y[..., : self.out_features]
 

@@ -10,21 +10,19 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from nocap.config.keys import InputError
 from nocap.config.option import declared
 from nocap.config.trainer import ActivationCheckpointing, Precision
-from nocap.model.attention import autocast_like
 from nocap.model.context import Context
 from nocap.model.fp8 import Fp8Linear
 from nocap.model.head import Head, Padded
 from nocap.model.language_model import Joined, LanguageModel, joined
 from nocap.model.loss import Loss
 from nocap.model.position import document_positions
-from nocap.options.ideas import JOINTS, overrides
+from nocap.model.precision import product_precision
+from nocap.options.ideas import overrides
 from nocap.options.model import NormPlacement, ResidualScale
 
 if TYPE_CHECKING:
@@ -110,7 +108,7 @@ class Block(nn.Module):
         pass (arXiv:1604.06174)."""
         if self.checkpointing is not part:
             return f(*args)
-        # nothing in the model is random
+        # what an option draws is drawn again alike
         y: Tensor = checkpoint(f, *args, use_reentrant=False, preserve_rng_state=self.draws)
         return y
 
@@ -119,7 +117,8 @@ class GPTHead(Head):
     """The head with the run's objective and ideas: the training loss in one module. Compiled as one
     region, the logits' extra passes over memory are fused away."""
 
-    def __init__(self, run: Run, vocab_size: int) -> None:
+    def __init__(self, run: Run, vocab_size: int, *, ideas: Joined = ()) -> None:
+        """`ideas`: the model's; some change what is unembedded, some add a loss to this one."""
         m = run.model
         product: type[nn.Linear] = nn.Linear
         if m.fp8_head:
@@ -133,8 +132,7 @@ class GPTHead(Head):
             chunks=run.objective.loss_chunks,
         )
         self.objective = run.objective
-        # the model's ideas: some change what is unembedded, some add a loss to this one
-        self.joined: Joined = ()
+        self.joined = ideas
 
     def normed(self, x_BTC: Tensor) -> Tensor:
         """Return what the matrix multiplies."""
@@ -167,13 +165,17 @@ class GPT(LanguageModel):
     def __init__(self, run: Run, *, vocab_size: int) -> None:
         super().__init__()
         m = run.model
+        # built first, for the head reads them; what they draw changes no other weight
+        ideas, self.joined = joined(
+            run, "ideas", lambda idea: idea.build(run, vocab_size=vocab_size)
+        )
         self.embedding = nn.Embedding(vocab_size, m.d_model)
         self.blocks = nn.ModuleList(m.build_block(run, layer) for layer in range(m.n_layer))
-        self.head = GPTHead(run, vocab_size)
+        self.head = GPTHead(run, vocab_size, ideas=self.joined)
         self.residual_precision = m.residual_precision
-        self.documents = documents_of(run)
+        self.documents_of = documents_of(run)
         # the token with which positions begin anew
-        self.restart = run.document_start if run.position.restart else None
+        self.restart = run.document_token if run.position.restart else None
         self.position_option = run.position
         self.position = run.position.build(m)
         limit = 1 / math.sqrt(m.d_model)
@@ -182,10 +184,7 @@ class GPT(LanguageModel):
                 nn.init.uniform_(table.weight, -limit, limit)
         if m.tie_head:
             self.embedding.weight = self.head.unembed.weight
-        self.ideas, self.joined = joined(
-            run, "ideas", lambda idea: idea.build(run, vocab_size=vocab_size)
-        )
-        self.head.joined = self.joined
+        self.ideas = ideas  # the last of its parts, as checkpoints have them
         self.plug_in_around(run)
 
     def trunk(
@@ -204,9 +203,8 @@ class GPT(LanguageModel):
         x_BTC = self.carried(x_BTC)
         tables = option.tables(self.position, where)
         next_mixers = None if mixers is None else iter(mixers)
-        context = Context(tokens_BT, x_BTC, tables, next_mixers)
-        if self.documents is not None:
-            context.documents = self.documents(tokens_BT)
+        documents = None if self.documents_of is None else self.documents_of(tokens_BT)
+        context = Context(tokens_BT, x_BTC, tables, next_mixers, documents)
         for _, idea, part in self.joined:
             x_BTC = self.carried(idea.embed(part, x_BTC, context))
             context.x0_BTC = x_BTC
@@ -227,7 +225,7 @@ class GPT(LanguageModel):
         are fp32, as in validation, so is it."""
         if self.residual_precision is not Precision.bf16:
             return x_BTC
-        if autocast_like(x_BTC) is not Precision.bf16:
+        if product_precision(x_BTC) is not Precision.bf16:
             return x_BTC
         return x_BTC.bfloat16()
 
@@ -256,59 +254,3 @@ def documents_of(run: Run) -> Callable[[Tensor], Any] | None:
     assert documents is not None, "Run refuses the mask beside attention without documents"
     of_tokens: Callable[[Tensor], Any] = documents(run)
     return of_tokens
-
-
-def build_model(run: Run, *, vocab_size: int) -> LanguageModel:
-    """Return the run's model on the CPU, its weights a function of the seed alone: the same for
-    every device and world size.
-
-    Errors:
-        InputError: what `build` returned is no `LanguageModel`; or an idea has a joint that this
-            model has no place for, or for which it built no part.
-    """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(run.seed)
-        model = run.model.build(run, vocab_size=vocab_size)
-    if not isinstance(model, LanguageModel):
-        raise InputError(
-            f"model.kind={run.model.kind} must build a nocap.model.language_model.LanguageModel, "
-            f"got {type(model).__name__}"
-        )
-    check_plugged_in(run, model)
-    return model
-
-
-def check_plugged_in(run: Run, model: LanguageModel) -> None:
-    """Refuse ideas with a joint that is never called: the option would have no effect, in
-    silence."""
-    places = {path for path, _ in model.named_modules()}
-    for name, idea in run.ideas.items():
-        has_part = {
-            "build": f"ideas.{name}" in places,
-            "build_layer": any(path.endswith(f".ideas.{name}") for path in places),
-            "build_around": f"around.{name}" in places,
-        }
-        for builder, joints in JOINTS.items():
-            own_joints = [joint for joint in joints if overrides(idea, joint)]
-            if own_joints and not has_part[builder]:
-                raise InputError(
-                    f"ideas.{name} must return a part from {builder} for its joint "
-                    f"{own_joints[0]}, but returned none with model.kind={run.model.kind}"
-                )
-            if has_part[builder] and not own_joints:
-                raise InputError(
-                    f"ideas.{name} must have a joint for the part that its {builder} made: one of "
-                    f"{', '.join(joints)}"
-                )
-
-
-def count_parameters(model: nn.Module) -> dict[str, int]:
-    """`total` counts a tied matrix once; `non_embedding` leaves out every table of embeddings, and
-    the head's matrix."""
-    total = sum(p.numel() for p in model.parameters())
-    head = getattr(model, "head", None)
-    tables = [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]
-    if isinstance(head, Head):
-        tables.append(head.unembed.weight)
-    sizes = {id(t): t.numel() for t in tables}
-    return {"total": total, "non_embedding": total - sum(sizes.values())}

@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from nocap.model.attention import Documents, repeat_heads
+from nocap.model.attention import repeat_heads
 from nocap.model.context import Mixer
+from nocap.model.documents import Documents
 
 # tokens: smaller windows share a block, so that the matrix products stay worth their launch
 MIN_BLOCK = 64

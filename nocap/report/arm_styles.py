@@ -21,7 +21,7 @@ class ArmStyle:
 
 
 def styles_of(arms: Sequence[Arm], swept: Sequence[str]) -> list[ArmStyle]:
-    """Return the look of each arm.
+    """Return the style of each arm.
 
     In a grid one factor (`attention`, with all its keys) is the colour and the rest is the dash, so
     that the eye sees the factors; where that does not fit, they are counted through, and then the
@@ -31,7 +31,7 @@ def styles_of(arms: Sequence[Arm], swept: Sequence[str]) -> list[ArmStyle]:
     hues = 0
     for factor in _factors(swept):
         split = _split(arms, swept, factor)
-        of_split = len({look.hue for look in split})
+        of_split = len({style.hue for style in split})
         if _fits(split) and of_split > hues:
             best = split
             hues = of_split
@@ -57,14 +57,14 @@ def _split(arms: Sequence[Arm], swept: Sequence[str], factor: Sequence[str]) -> 
 
 
 def _fits(split: Sequence[ArmStyle]) -> bool:
-    """Say whether there are so many colours and dashes, and no look comes twice."""
-    hues = max(look.hue for look in split)
-    dashes = max(look.dash for look in split)
+    """Say whether there are so many colours and dashes, and no style comes twice."""
+    hues = max(style.hue for style in split)
+    dashes = max(style.dash for style in split)
     return hues < HUES and dashes < len(DASHES) and len(set(split)) == len(split)
 
 
 def _counted(index: int) -> ArmStyle:
-    """Return the look of an arm by its place; none comes twice among 252."""
+    """Return the style of an arm by its place; none comes twice among 252."""
     turn, hue = divmod(index, HUES)
     shift, dash = divmod(turn, len(DASHES))
     return ArmStyle(hue=hue, dash=dash, symbol=(dash + shift) % len(SYMBOLS))

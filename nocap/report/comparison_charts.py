@@ -56,7 +56,7 @@ class PlottedArm:
 
     label: str
     own: str  # its name without what all arms' names begin with
-    look: ArmStyle
+    style: ArmStyle
     hollow: bool  # its mark, where no difference is shown
     seeds: list[PlottedSeed]
     mean: Columns
@@ -71,12 +71,12 @@ class PlottedArm:
         """Return the arm for the script, without the columns of its mean that `base` has too, and
         without those that are `spare`."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        values.pop("look")
+        values.pop("style")
         if self.own == self.label:
             values.pop("own")
         values["mean"] = _without(_own(self.mean, base), spare)
         values["seeds"] = [seed.data(spare) for seed in self.seeds]
-        return values | asdict(self.look)
+        return values | asdict(self.style)
 
     @property
     def curves(self) -> list[Columns]:
@@ -168,7 +168,7 @@ def charts(rows: Sequence[ComparedArm], swept: Sequence[str]) -> Charts:
     return Charts(arms=arms, view=_view(arms))
 
 
-def _plotted(row: ComparedArm, look: ArmStyle, own: str) -> PlottedArm:
+def _plotted(row: ComparedArm, style: ArmStyle, own: str) -> PlottedArm:
     """Return an arm as it is drawn."""
     finished = [run.curve for run in row.arm.runs if run.curve.step]
     mean = _rounded(_mean_curve(finished))
@@ -176,7 +176,7 @@ def _plotted(row: ComparedArm, look: ArmStyle, own: str) -> PlottedArm:
     return PlottedArm(
         label=row.arm.label,
         own=own,
-        look=look,
+        style=style,
         hollow=hollow,
         seeds=[_seed(run, mean) for run in row.arm.all if run.curve.step],
         mean=mean,
@@ -320,9 +320,9 @@ def _names(arms: Sequence[PlottedArm]) -> list[str]:
 def _line(arm: PlottedArm, name: str, points: Points) -> svg_chart.StillLine:
     return svg_chart.StillLine(
         name=name,
-        color=f"var(--hue-{arm.look.hue})",
-        dash=svg_chart.DASHES[arm.look.dash],
-        symbol=arm.look.symbol,
+        color=f"var(--hue-{arm.style.hue})",
+        dash=svg_chart.DASHES[arm.style.dash],
+        symbol=arm.style.symbol,
         hollow=arm.hollow,
         points=points,
     )

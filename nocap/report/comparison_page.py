@@ -1,13 +1,14 @@
-"""The comparison as a page: what its template names."""
+"""The comparison as a page: what its template names, as one value."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from nocap import display
+from nocap.judge.arms import Arm
 from nocap.judge.comparison import ComparedArm, Comparison
 from nocap.judge.differences import Difference
 from nocap.judge.findings import ORDER
@@ -28,10 +29,10 @@ from nocap.report.figures_in_words import gains
 from nocap.report.table import Column, Table
 from nocap.row_keys import LINES
 from nocap.store.file_writing import write_file
+from nocap.store.record import Record
 
 MANY = 12  # arms; of more not all differences are seen at once
 MOST_FIRST = 10  # differences that are seen then
-RATIOS = [ratio for _, ratio in comparison_tables.SPEED_COLUMNS.values()]  # of times and memory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +40,7 @@ class PageArm:
     """An arm as the template names it."""
 
     label: str
-    look: ArmStyle
+    style: ArmStyle
     kind: str | None  # its outcome; None: it is the baseline
     besides: str  # its speed, and what it had more or less of
 
@@ -53,6 +54,64 @@ class ClockShares:
     seconds: Table  # of each part, and of all
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PageRun:
+    """A run as the template names it."""
+
+    name: str
+    arm: str
+    seed: int | None
+    status: str
+    steps: str
+    loss: str
+    bpb: str
+    tokens_per_s: str
+    hardware: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ComparisonPage:
+    """All that the template names, from top to bottom."""
+
+    # the header
+    answer: str
+    others: list[str]  # that were found
+    imported: list[str]
+    next_step: str
+    facts: list[provenance.Fact]
+    compared: list[str]
+    # by factor
+    factors: Table | None
+    effects: forest.Forest | None
+    # arm by arm
+    arms: list[PageArm]
+    intervals: list[forest.Forest]
+    verdicts: Table
+    problems: list[str]
+    # curves, targets and costs
+    charts: comparison_charts.Charts
+    unplaced: list[str]  # arms that did not run where the baseline did
+    target: list[Table]
+    speed: Table
+    paces: Table | None
+    clock: ClockShares
+    costs: Table
+    logged: Table | None
+    # how to read it, and the runs
+    interval: str
+    methods: list[str]
+    meanings: dict[str, verdict_marks.Meaning]
+    runs: list[PageRun]
+    not_compared: list[tuple[str, str]]  # name and status
+    # constants
+    most: int = MOST_FIRST
+    banded: int = comparison_charts.BANDED
+    few: int = comparison_charts.FEW
+    least_seeds: int = LEAST_PAIRS
+    dashes: tuple[str, ...] = svg_chart.DASHES
+    symbols: tuple[str, ...] = svg_chart.SYMBOLS
+
+
 def write(comparison: Comparison, path: Path, *, command: str | None = None) -> None:
     """Write the page. `command`: what was typed."""
     write_file(path, render(comparison, command=command).encode())
@@ -60,67 +119,71 @@ def write(comparison: Comparison, path: Path, *, command: str | None = None) -> 
 
 def render(comparison: Comparison, *, command: str | None = None) -> str:
     """Return the page. `command`: what was typed."""
-    rows = comparison.rows
-    charts = comparison_charts.charts(rows, comparison.swept)
-    verdicts, speed, costs, *target = comparison_tables.tables(comparison)
+    charts = comparison_charts.charts(comparison.rows, comparison.swept)
     return html_page.render(
         "comparison",
         kind="nocap comparison",
         title=headline.headline(comparison),
         data=charts.data(comparison.target),
-        answer=headline.answer(comparison),
-        others=headline.other_findings(comparison),
-        facts=provenance.facts(comparison, command),
-        c=comparison,
-        arms=_arms(rows, charts, speed, costs),
-        intervals=_intervals(comparison),
-        factors=_factors(comparison),
-        effects=_effects(comparison),
-        paces=comparison_tables.paces_by_factor(comparison),
-        meanings=_meanings(comparison),
-        judged=verdicts.known,
-        target=[table.known for table in target],
-        speed=speed.known,
-        costs=costs.known,
-        logged=comparison_tables.logged_by_modules(comparison),
-        charts=charts,
-        banded=comparison_charts.BANDED,
-        few=comparison_charts.FEW,
-        clock=_clock(rows),
-        compared=headline.sides(comparison),
-        imported=headline.imported(comparison),
-        next=headline.next_step(comparison),
-        unplaced=[row.label for row in rows if row.times["tokens_per_s"].refused],
-        dashes=svg_chart.DASHES,
-        symbols=svg_chart.SYMBOLS,
-        most=MOST_FIRST,
-        interval=f"{100 * confidence(comparison.look):.4g}%",
-        least_seeds=LEAST_PAIRS,
-        f=display,
+        page=_page(comparison, charts, command),
     )
 
 
-def _arms(
-    rows: Sequence[ComparedArm], charts: comparison_charts.Charts, speed: Table, costs: Table
-) -> list[PageArm]:
+def _page(
+    comparison: Comparison, charts: comparison_charts.Charts, command: str | None
+) -> ComparisonPage:
+    rows = comparison.rows
+    verdicts, speed, costs, *target = comparison_tables.tables(comparison)
+    return ComparisonPage(
+        answer=headline.answer(comparison),
+        others=headline.other_findings(comparison),
+        imported=headline.imported(comparison),
+        next_step=headline.next_step(comparison),
+        facts=provenance.facts(comparison, command),
+        compared=headline.sides(comparison),
+        factors=_factors(comparison),
+        effects=_effects(comparison),
+        arms=_arms(comparison, charts),
+        intervals=_intervals(comparison),
+        verdicts=verdicts.known,
+        problems=comparison.problems,
+        charts=charts,
+        unplaced=[row.label for row in rows if row.times["tokens_per_s"].refused],
+        target=[table.known for table in target],
+        speed=speed.known,
+        paces=comparison_tables.paces_by_factor(comparison),
+        clock=_clock(rows),
+        costs=costs.known,
+        logged=comparison_tables.logged_by_modules(comparison),
+        interval=f"{100 * confidence(comparison.look):.4g}%",
+        methods=comparison.methods,
+        meanings=_meanings(comparison),
+        runs=[_run(run, arm) for run, arm in comparison.runs],
+        not_compared=comparison.not_compared,
+    )
+
+
+def _arms(comparison: Comparison, charts: comparison_charts.Charts) -> list[PageArm]:
     page_arms = list[PageArm]()
-    for row, arm, besides in zip(rows, charts.arms, _besides(speed, costs), strict=True):
+    every = zip(comparison.rows, charts.arms, comparison_tables.besides(comparison), strict=True)
+    for row, arm, besides in every:
         kind = comparison_tables.word(row.difference).kind or None
-        page_arms.append(PageArm(label=arm.label, look=arm.look, kind=kind, besides=besides))
+        page_arms.append(PageArm(label=arm.label, style=arm.style, kind=kind, besides=besides))
     return page_arms
 
 
-def _besides(speed: Table, costs: Table) -> Iterator[str]:
-    """Say of each arm its speed and memory, the ratios of that table, and the costs that are not
-    the baseline's."""
-    for timed, cost in zip(speed.cells, costs.cells, strict=True):
-        ratios = [cell for title, cell in zip(speed.head, timed, strict=True) if title in RATIOS]
-        texts = [str(cell) for cell in ratios if cell.text != display.NONE]
-        parts = list(dict.fromkeys(texts))  # one reason may refuse both
-        for title, cell in zip(costs.head, cost, strict=True):
-            if cell.small:
-                parts.append(f"{title} {cell.small}")
-        yield "; ".join(parts)
+def _run(run: Record, arm: Arm) -> PageRun:
+    return PageRun(
+        name=run.name,
+        arm=arm.label,
+        seed=run.seed if run.seed >= 0 else None,
+        status=run.status,
+        steps=display.integer(run.number("steps")),
+        loss=display.loss(run.val_loss),
+        bpb=display.loss(run.value("val_bpb")),
+        tokens_per_s=display.integer(run.value("tokens_per_s")),
+        hardware=run.hardware.get("name") or None,
+    )
 
 
 def _factors(comparison: Comparison) -> Table | None:
@@ -229,7 +292,7 @@ def _line(
     row = forest.ForestRow(
         label=label,
         title=f"{label}: {drawn}",
-        look=difference.word.name,
+        css_class=difference.word.name,
         mid=estimate.mid,
         low=low,
         high=high,

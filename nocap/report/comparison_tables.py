@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from nocap.display import COUNTS, ONE, count, listed, percent, plural, shorten
+from nocap.display import COUNTS, NONE, ONE, count, listed, percent, plural, shorten
 from nocap.judge.arms import ABSENT, spell
 from nocap.judge.comparison import ComparedArm, Comparison
 from nocap.judge.differences import Difference, DifferenceWord
@@ -71,7 +71,8 @@ LOGGED_COST_COLUMNS = {"steps": "steps", "tokens": "tokens"}
 # of the wall clock, which holds what else the machine did
 CLOCKED = {"train_s": "training", "tokens_per_s": "tokens/s"}
 OF_CLOCK = (
-    "training is the mean training time of the runs. tokens/s is their tokens divided by this time."
+    "training is the mean training time of the runs, with a teacher's work. tokens/s is the mean "
+    "over the runs, without this work."
 )
 
 
@@ -314,37 +315,53 @@ def _lengths(comparison: Comparison) -> Iterator[str]:
     )
 
 
+class _Times:
+    """Times and memory of the arms; a reason stands where a ratio would be a lie. A log has at most
+    the seconds of training."""
+
+    def __init__(self, comparison: Comparison) -> None:
+        imported = bool(comparison.imported)
+        self.rows = comparison.rows
+        self.titles = LOGGED_SPEED_COLUMNS if imported else SPEED_COLUMNS
+        self.notes = list[str]()
+        # metric that is compared → why it is not, of each arm
+        self.refusals = dict[str, list[str | None]]()
+        for metric, (_, gain) in self.titles.items():
+            of_rows = [_refusal(row, metric, imported) for row in self.rows]
+            if all(of_rows):
+                why = "; ".join(dict.fromkeys(filter(None, of_rows)))
+                self.notes.append(f"{gain.capitalize()} is not compared: {why}.")
+            else:
+                self.refusals[metric] = of_rows
+        self.reasons = _Reasons([why for of_rows in self.refusals.values() for why in of_rows])
+
+    def ratio(self, metric: str, arm: int) -> Estimate | str | None:
+        """Return an arm's ratio to the baseline's, or the number of the reason against it."""
+        refusal = self.refusals[metric][arm]
+        if refusal:
+            return self.reasons.mark(refusal)
+        return self.rows[arm].times[metric].estimate
+
+
 def _speed(comparison: Comparison) -> Table:
-    """Draw times and memory; a reason stands where a ratio would be a lie. A log has at most the
-    seconds of training."""
-    imported = bool(comparison.imported)
-    shown = LOGGED_SPEED_COLUMNS if imported else SPEED_COLUMNS
+    """Draw times and memory."""
+    times = _Times(comparison)
     columns = [ARM]
-    notes = list[str]()
-    refusals = dict[str, list[str | None]]()  # of the metrics that are compared
-    for metric, (mean, gain) in shown.items():
+    for metric, (mean, gain) in times.titles.items():
         columns.append(values(metric, mean))
-        of_rows = [_refusal(row, metric, imported) for row in comparison.rows]
-        if all(of_rows):
-            why = "; ".join(dict.fromkeys(filter(None, of_rows)))
-            notes.append(f"{gain.capitalize()} is not compared: {why}.")
-        else:
+        if metric in times.refusals:
             columns.append(gains(metric, Scale.ratio, gain))
-            refusals[metric] = of_rows
-    reasons = _Reasons([why for of_rows in refusals.values() for why in of_rows])
     rows = list[list[object]]()
-    for i, row in enumerate(comparison.rows):
+    for i, row in enumerate(times.rows):
         cells: list[object] = [row.label]
-        for metric in shown:
-            timed = row.times[metric]
-            cells.append(timed.mean)
-            if metric in refusals:
-                refusal = refusals[metric][i]
-                cells.append(reasons.mark(refusal) if refusal else timed.estimate)
+        for metric in times.titles:
+            cells.append(row.times[metric].mean)
+            if metric in times.refusals:
+                cells.append(times.ratio(metric, i))
         rows.append(cells)
     title = "Speed and memory"
     note = OF_PACE
-    if imported:
+    if comparison.imported:
         title = "Training time"
         note = OF_LOGS
     elif comparison.timing is not None:
@@ -353,8 +370,26 @@ def _speed(comparison: Comparison) -> Table:
         title=f"{title}, against {other(comparison)}",
         columns=columns,
         rows=rows,
-        notes=[*reasons.notes, *notes, note],
+        notes=[*times.reasons.notes, *times.notes, note],
     )
+
+
+def besides(comparison: Comparison) -> Iterator[str]:
+    """Say of each arm what stands beside its verdict: the ratios of its times and memory, and the
+    costs that are not the baseline's."""
+    times = _Times(comparison)
+    counts = LOGGED_COST_COLUMNS if comparison.imported else COST_COLUMNS
+    before = {row.arm.id: row.costs for row in times.rows}
+    for i, row in enumerate(times.rows):
+        ratios = [gains(key, Scale.ratio, "").draw(times.ratio(key, i)) for key in times.refusals]
+        # one reason may refuse both
+        parts = list(dict.fromkeys(str(cell) for cell in ratios if cell.text != NONE))
+        base = before[(row.against or row.arm).id]
+        for name, title in counts.items():
+            change = _change(row.costs[name], base[name])
+            if change:
+                parts.append(f"{title} {change}")
+        yield "; ".join(parts)
 
 
 def _refusal(row: ComparedArm, metric: str, imported: bool) -> str | None:
@@ -395,10 +430,11 @@ def _costs(comparison: Comparison) -> Table:
     for i, row in enumerate(comparison.rows):
         base = before[(row.against or row.arm).id]
         cells: list[object] = [row.label]
-        cells += [_cost(drawn[name][i], row.costs[name], base[name]) for name in counts]
+        for name in counts:
+            change = _change(row.costs[name], base[name])
+            cells.append(replace(drawn[name][i], small=change))
         if not imported:
-            seconds = row.times["train_s"].mean
-            cells += [seconds, _rate(row.costs["tokens"], seconds)]
+            cells += [row.times[metric].mean for metric in CLOCKED]
             cells += [_kernels(row) or None, _changes(row) or None]
         rows.append(cells)
     notes = list(_uncounted(comparison.rows))
@@ -407,18 +443,11 @@ def _costs(comparison: Comparison) -> Table:
     return Table(title="What each arm is", columns=columns, rows=rows, notes=notes)
 
 
-def _rate(tokens: float | None, seconds: float | None) -> float | None:
-    """Return the tokens a second."""
-    if not tokens or not seconds:
-        return None
-    return tokens / seconds
-
-
-def _cost(cell: TableCell, x: float | None, before: float | None) -> TableCell:
-    """Draw beside a cost how far it is from the baseline's."""
+def _change(x: float | None, before: float | None) -> str:
+    """Say how far a cost is from the baseline's; nothing where it is the same or not known."""
     if x is None or not before or x == before:
-        return cell
-    return replace(cell, small=f"({percent(x / before - 1)})")
+        return ""
+    return f"({percent(x / before - 1)})"
 
 
 def _kernels(row: ComparedArm) -> str:

@@ -9,13 +9,13 @@ above its line. As a file it scales as a whole.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
 from nocap.config.outgoing_text import redact, visible
-from nocap.display import MINUS
+from nocap.report.axis import Axis, axis, number
 from nocap.report.short_names import fitted
 
 WIDTH = 720  # px of a file
@@ -27,10 +27,7 @@ LETTER = 6.8  # px: about a letter of a name
 BESIDE = 12  # px between a name and the axis
 EDGE = 24  # px right of the axis: half a number has room
 SHORT = 110  # px of names beside which a phone has room for an axis
-MARGIN = 0.04  # of the axis, at each end
 NAME = 40  # letters of a name that have room
-MOST_TICKS = 5
-FAR = 4  # times the median of the ends: what reaches further has an arrow, where far ends are cut
 FEW = 6  # rows up to which nothing is cut: each of them matters
 STYLE = """<style>
 text{font:12px system-ui,sans-serif;fill:#333}
@@ -42,7 +39,6 @@ path,line{fill:none}.grid{stroke:#e4e8ec}.base{stroke:#7a858f}.bound{stroke:#333
 .shown circle,.confirmed circle{fill:#0b6e4f;stroke:#0b6e4f}
 .refuted .interval{stroke:#b3401f}.refuted circle{fill:#b3401f;stroke:#b3401f}
 </style><rect width="100%" height="100%" fill="#fff"/>"""
-DECADES = 1.3  # from here on (in powers of ten, all above 0) an axis is logarithmic
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +47,7 @@ class ForestRow:
 
     label: str
     title: str  # for a pointer, and for who cannot see
-    look: str  # CSS class
+    css_class: str
     mid: float
     low: float
     high: float
@@ -63,23 +59,6 @@ class ForestRow:
     def ends(self) -> list[float]:
         every = (self.mid, self.low, self.high, self.bound, *self.stated)
         return [x for x in every if x is not None and math.isfinite(x)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Axis:
-    """From `low` to `high`, which are no ticks."""
-
-    low: float
-    high: float
-    logarithmic: bool
-    ticks: list[float]
-
-    def x(self, value: float) -> float:
-        """Return how far along the axis a value lies, in percent; beyond an end at that end."""
-        inside = min(max(value, self.low), self.high)
-        if self.logarithmic:
-            return 100 * math.log(inside / self.low) / math.log(self.high / self.low)
-        return 100 * (inside - self.low) / (self.high - self.low)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,85 +91,6 @@ class Forest:
         return f"{self._drawn(size, place, STYLE)}\n"
 
 
-# --- the axis -------------------------------------------------------------------------------------
-
-
-def axis(
-    values: Iterable[float],
-    *,
-    ratio: bool = False,
-    cut: bool = False,
-    zero: bool = False,
-    most: int = MOST_TICKS,
-) -> Axis:
-    """Return one that holds them all with a margin; of ratios logarithmic, with 1 on it. `zero`:
-    with 0. `cut`: with 0, and without the few that run far out, which would press the others into
-    one point. `most`: ticks."""
-    covered = list(values)
-    if ratio:
-        covered.append(1.0)
-    if zero:
-        covered.append(0.0)
-    if cut:
-        covered = [0.0, *_near(covered)]
-    low = min(covered)
-    high = max(covered)
-    logarithmic = low > 0 and (ratio or _is_wide(low, high))
-    if logarithmic:
-        margin = max((high / low) ** MARGIN, 1.01)
-        low /= margin
-        high *= margin
-    else:
-        margin = MARGIN * (high - low) or abs(high) * MARGIN or 1.0
-        low -= margin
-        high += margin
-    ticks = _even(low, high, most)
-    if logarithmic and _is_wide(low, high):
-        ticks = _decades(low, high)
-    if ratio:
-        ticks = sorted({*ticks, 1.0})
-    return Axis(low=low, high=high, logarithmic=logarithmic, ticks=ticks)
-
-
-def _near(values: Sequence[float]) -> list[float]:
-    """Return those that lie within a few times the median of all."""
-    sizes = sorted(map(abs, values))
-    most = FAR * sizes[len(sizes) // 2]
-    return [x for x in values if abs(x) <= most]
-
-
-def _is_wide(low: float, high: float) -> bool:
-    """Say whether numbers above 0 lie so far apart that only their powers of ten tell."""
-    return math.log10(high / low) > DECADES
-
-
-def _even(low: float, high: float, most: int) -> list[float]:
-    """Return multiples of 1, 2 or 5 times a power of ten, at most so many."""
-    least = (high - low) / most
-    power = 10.0 ** math.floor(math.log10(least))
-    step = next(size * power for size in (1, 2, 5, 10) if size * power >= least)
-    digits = max(0, 1 - math.floor(math.log10(step)))
-    numbers = range(math.ceil(low / step), math.floor(high / step) + 1)
-    return [round(i * step, digits) for i in numbers]
-
-
-def _decades(low: float, high: float) -> list[float]:
-    """Return 1, 2 and 5 times powers of ten; the powers alone where these are too many."""
-    first = math.floor(math.log10(low))
-    powers = [10.0**power for power in range(first, math.ceil(math.log10(high)) + 1)]
-    ticks = list[float]()
-    for power in powers:
-        ticks += [power, 2 * power, 5 * power]
-    inside = [x for x in ticks if low <= x <= high]
-    if len(inside) <= MOST_TICKS + 4:
-        return inside
-    return [power for power in powers if low <= power <= high]
-
-
-def number(x: float) -> str:
-    return f"{x:g}".replace("-", MINUS)
-
-
 # --- the picture ----------------------------------------------------------------------------------
 
 
@@ -216,8 +116,8 @@ def svg(
     no_change = 1.0 if ratio else 0.0
     parts = [f'<line class="base" x2="100%" y1="{below}" y2="{below}"/>']
     for x in scale.ticks:
-        look = "base" if x == no_change else "grid"
-        parts.append(_tick(scale.x(x), tick(x), look, below))
+        css_class = "base" if x == no_change else "grid"
+        parts.append(_tick(scale.x(x), tick(x), css_class, below))
     names = fitted([_shown(line.label) for line in every], NAME)
     for i, (line, name) in enumerate(zip(lines, names, strict=False)):
         parts.append(_row(line, name, scale, y=ROW * i + LINE))
@@ -233,11 +133,11 @@ def _shown(text: str) -> str:
     return visible(redact(text))
 
 
-def _tick(x: float, text: str, look: str, below: int) -> str:
+def _tick(x: float, text: str, css_class: str, below: int) -> str:
     """Return a line from the top to the axis, and the number below."""
     at = f"{x:.2f}%"
     return (
-        f'<line class="{look}" x1="{at}" x2="{at}" y2="{below}"/>\n'
+        f'<line class="{css_class}" x1="{at}" x2="{at}" y2="{below}"/>\n'
         f'<text class="tick" x="{at}" y="{below + 15}">{escape(text)}</text>'
     )
 
@@ -261,7 +161,7 @@ def _row(line: ForestRow, name: str, scale: Axis, *, y: int) -> str:
         parts.append(f'<circle cx="{scale.x(line.mid):.2f}%" cy="{y}" r="4"/>')
     parts.append(f'<text class="name" x="{-BESIDE}" y="{y + 4}">{escape(name)}</text>')
     arm = "" if line.arm is None else f' data-arm="{line.arm}"'
-    return f'<g class="{escape(line.look)}"{arm}>{"".join(parts)}</g>'
+    return f'<g class="{escape(line.css_class)}"{arm}>{"".join(parts)}</g>'
 
 
 def _stated(line: ForestRow, scale: Axis, y: int) -> str:

@@ -29,15 +29,14 @@ from nocap.judge.comparison_json import result_of
 from nocap.judge.comparison_schema import Result, Schema, to_json
 from nocap.judge.interval import ROUNDING
 from nocap.judge.question import Question
-from nocap.report import comparison_tables
 from nocap.report.table import one_line
+from nocap.store import times
 from nocap.store.checkout import git_state
 from nocap.store.grid_timing import Timing
 from nocap.store.json_shapes import check_shape
 from nocap.store.record import Curve, Record
 from nocap.store.record_files import ENDED, MANIFEST, SEAL, SHAPES, SUMMARY, read_json
 from nocap.store.runs import Found
-from nocap.store.times import now as today
 
 KIND = "comparison"
 ALIKE = ROUNDING**2  # beside 0, as a spread of equal losses is on another machine
@@ -233,7 +232,7 @@ def content(comparison: Comparison, *, command: str) -> dict[str, object]:
     return {
         "kind": KIND,
         "judge": judge(),
-        "date": today(),
+        "date": times.now(),
         "command": command,
         **to_json(result_of(comparison)),
         **written,
@@ -287,10 +286,7 @@ def read(path: Path) -> JudgedFile:
     kind = stored.get("kind", "none")
     require(kind == KIND, str(path), rule, f"the kind {_show(kind)}")
     try:
-        file = msgspec.convert(stored, ResultFile)
-        for number, record in enumerate(file.records):
-            check_shape(record.manifest, SHAPES[MANIFEST], path, f"records[{number}].manifest")
-            check_shape(record.summary, SHAPES[SUMMARY], path, f"records[{number}].summary")
+        file = _typed(stored, path)
         question = Question(**msgspec.structs.asdict(file.question))
         edits = [part for part in INPUTS if _sha256(stored[part]) != getattr(file.sha256, part)]
         lines = [f"{part}: {EDITED}" for part in edits]
@@ -298,11 +294,8 @@ def read(path: Path) -> JudgedFile:
         edited = [f"{path}: {line}" for line in lines]
         comparison = ask(_found(file, edited), Question().over(question))
         changes = list(_changes(file, edited, result_of(comparison)))
-        comparison_tables.render(comparison)  # what cannot be shown is none either
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        what = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-        why = f"{what}{error}"
-        raise ValueError(f"{path} must {rule}, got {why}") from error
+    except ValueError as error:
+        raise ValueError(f"{path} must {rule}, got {error}") from error
     return JudgedFile(
         path=path,
         question=question,
@@ -311,6 +304,15 @@ def read(path: Path) -> JudgedFile:
         changes=changes,
         judge=file.judge,
     )
+
+
+def _typed(stored: Mapping[str, object], path: Path) -> ResultFile:
+    """Return a file whose values are of the types that the judge reads."""
+    file = msgspec.convert(stored, ResultFile)
+    for number, record in enumerate(file.records):
+        check_shape(record.manifest, SHAPES[MANIFEST], path, f"records[{number}].manifest")
+        check_shape(record.summary, SHAPES[SUMMARY], path, f"records[{number}].summary")
+    return file
 
 
 def _found(file: ResultFile, edited: Sequence[str]) -> Found:

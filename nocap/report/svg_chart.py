@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from markupsafe import Markup, escape
 
 from nocap.config.outgoing_text import redact, visible
-from nocap.report.forest import Axis, axis, number
+from nocap.report.axis import Axis, axis, number
 
 MOST_TICKS = 8  # of the height
 LETTER = 7  # px: about a letter of a number
@@ -29,7 +29,7 @@ DASHES = (
     "14,4",
     "14,3,2,3",
 )  # SVG's stroke-dasharray; "" is a solid line
-# Shapes around 0, for marks and for samples of a look.
+# Shapes around 0, for marks and for samples of a style.
 SYMBOLS = (
     "M-1 0A1 1 0 1 0 1 0A1 1 0 1 0-1 0Z",
     "M-.9-.9H.9V.9H-.9Z",

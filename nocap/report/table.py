@@ -1,5 +1,6 @@
 """One table, drawn for a terminal, as Markdown and in HTML. Its columns draw what they hold: a
-metric's value, a gain with its interval, a count, a text. Nothing reads a row back."""
+metric's value, a gain with its interval, a count, a text. Nothing reads back what is
+drawn."""
 
 from __future__ import annotations
 

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nocap.config.outgoing_text import visible
+from nocap.report.axis import decades, round_numbers
 from nocap.report.terminal import plain, prose, terminal_width
 
 MARKS = "•+×○▲□◆※"
 BAND = "·"
 NARROWEST = 20  # columns of a frame
 APART = 10  # columns from one number of an axis to the next, at least
-ROUNDING = 1e-9  # of rounding
 
 
 class DrawnCurve(NamedTuple):
@@ -128,37 +128,25 @@ def _ticks(low: float, high: float, *, most: int, log: bool) -> dict[float, str]
     """Return where round numbers lie from `low` to `high`, and how they are written. `log`: both
     are logarithms, and so are the places."""
     if log:
-        decades = range(math.floor(low), math.ceil(high) + 1)
-        for digits in ((1, 2, 5), (1,)):
-            values = list[float]()
-            for decade in decades:
-                values += [digit * 10.0**decade for digit in digits]
-            inside = [
-                value for value in values if low - ROUNDING <= math.log10(value) <= high + ROUNDING
-            ]
-            if 2 <= len(inside) <= most:
-                return dict(zip(map(math.log10, inside), _written(inside), strict=True))
         low = 10**low
         high = 10**high
-    values = _round_numbers(low, high, most)
+        for digits in ((1, 2, 5), (1,)):
+            inside = decades(low, high, digits)
+            if 2 <= len(inside) <= most:
+                return dict(zip(map(math.log10, inside), _written(inside), strict=True))
+    values = _even(low, high, most)
     places = list(map(math.log10, values)) if log else values
     return dict(zip(places, _written(values), strict=True))
 
 
-def _round_numbers(low: float, high: float, most: int) -> list[float]:
-    """Return the multiples of 1, 2 or 5 times a power of ten; where none has two, the ends."""
-    rough = (high - low) / max(most, 1)
-    if rough > 0:
-        power = 10.0 ** math.floor(math.log10(rough))
-        steps = [digit * power for digit in (1, 2, 5, 10, 20)]
-        least = rough * (1 - ROUNDING)
-        step = next(size for size in steps if size >= least)
-        first = math.ceil(low / step - ROUNDING)
-        last = math.floor(high / step + ROUNDING)
-        numbers = range(first, last + 1)
-        if len(numbers) > 1:
-            return [min(max(number * step, low), high) for number in numbers]
-    return [low, high] if low < high else [low]
+def _even(low: float, high: float, most: int) -> list[float]:
+    """Return round numbers; where no two lie there, the ends."""
+    if low == high:
+        return [low]
+    inside = round_numbers(low, high, max(most, 1))
+    if len(inside) > 1:
+        return inside
+    return [low, high]
 
 
 def _written(values: Sequence[float]) -> list[str]:

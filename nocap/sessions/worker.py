@@ -46,8 +46,8 @@ from nocap.measure.profiler_events import allocated_bytes
 from nocap.measure.profiler_ranges import part_of
 from nocap.measure.timed_arm import TimedArm
 from nocap.model.attention_facts import first_window, kernel_name
+from nocap.model.build import build_model
 from nocap.model.flops import component_flops
-from nocap.model.gpt import build_model
 from nocap.model.language_model import LanguageModel
 from nocap.sessions.figures import (
     UNSET,

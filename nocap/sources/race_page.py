@@ -209,7 +209,7 @@ def _forest(
                 forest.ForestRow(
                     label=arm.name,
                     title=f"{arm.name}: {measured(gain, metric, Scale.difference)}",
-                    look=arm.word.name,
+                    css_class=arm.word.name,
                     mid=-gain.mid if lower else gain.mid,
                     low=-gain.high if lower else gain.low,
                     high=-gain.low if lower else gain.high,

@@ -49,6 +49,7 @@ QUIET = (
     "nocap.store*",
     "nocap.data.shards",  # its content is in the data's hash
     "nocap.model.attention_facts",
+    "nocap.model.counted_flops",
     "nocap.model.flops",
     "nocap.training",  # the package; below it, what saves, measures and reports
     "nocap.training.ledger",

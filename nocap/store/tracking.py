@@ -95,9 +95,9 @@ def open_tracker(
     return mirrors
 
 
-def gathered(tracker: Tracker, folder: Path, runs: Mapping[str, Path]) -> list[str]:
+def show_commands(tracker: Tracker, folder: Path, runs: Mapping[str, Path]) -> list[str]:
     """Return the commands that show a grid's runs together."""
-    commands = [each.gathered(folder, runs) for each in _with_others(tracker)]
+    commands = [each.show_command(folder, runs) for each in _with_others(tracker)]
     return list(filter(None, commands))
 
 
@@ -123,7 +123,7 @@ def track_comparison(
 
 def has_unsent(tracker: Tracker, folder: Path) -> bool:
     """Say whether a server lacks something of the mirror in a run's or a grid's folder."""
-    return any(each.left(folder) for each in _with_others(tracker))
+    return any(each.has_unsent(folder) for each in _with_others(tracker))
 
 
 def send(

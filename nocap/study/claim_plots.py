@@ -58,7 +58,7 @@ def _line(row: ClaimRow) -> forest.ForestRow:
     return forest.ForestRow(
         label=claim.statement,
         title=title,
-        look=row.word,
+        css_class=row.word,
         mid=shown.mid,
         low=shown.low,
         high=shown.high,

@@ -14,8 +14,8 @@ from nocap.config.run import Run
 from nocap.config.trainer import Compile, Precision
 from nocap.data.batches import train_windows, val_windows
 from nocap.data.windows import Windows
+from nocap.model.build import build_model
 from nocap.model.compiled import compile_in_place
-from nocap.model.gpt import build_model
 from nocap.model.language_model import LanguageModel
 from nocap.model.logged import Logs
 from nocap.training.build_optimizers import Optimizers, build_optimizers

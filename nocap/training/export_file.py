@@ -14,7 +14,7 @@ from safetensors.torch import save
 from nocap.config.outgoing_text import redact
 from nocap.config.plain import from_plain, to_plain
 from nocap.config.untrusted_files import parse_json
-from nocap.model.gpt import build_model
+from nocap.model.build import build_model
 from nocap.row_keys import VAL_LOSS
 from nocap.store.checkpoints import UNREADABLE
 from nocap.store.file_writing import write_file

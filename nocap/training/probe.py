@@ -156,11 +156,11 @@ def _check_documents(trial: _Trial, names: str) -> None:
         InputError: they do.
     """
     run = trial.run
-    assert run.document_start is not None
+    assert run.document_token is not None
     tokens_BT, _ = trial.read()
     begin = tokens_BT.shape[1] // 2
     first_BT = tokens_BT.clone()
-    first_BT[:, begin] = run.document_start
+    first_BT[:, begin] = run.document_token
     other_BT = first_BT.clone()
     other_BT[:, :begin] = (first_BT[:, :begin] + 1) % run.tokenizer.vocab_size
     logits = trial.logits(first_BT)[:, begin:]

@@ -13,8 +13,8 @@ from typing import Any
 
 from nocap.config import hardware
 from nocap.model.attention_facts import kernel_name
+from nocap.model.build import count_parameters
 from nocap.model.flops import flops_per_token
-from nocap.model.gpt import count_parameters
 from nocap.row_keys import (
     GRAD_NORM,
     LOGGED,

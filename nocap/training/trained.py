@@ -15,7 +15,7 @@ from nocap.config.paths import expanded
 from nocap.config.plain import load
 from nocap.config.run import Run
 from nocap.config.untrusted_files import parse_yaml, read_text
-from nocap.model.gpt import build_model
+from nocap.model.build import build_model
 from nocap.model.language_model import LanguageModel
 from nocap.store.checkpoints import FOLDER
 from nocap.store.identity import config_that_counts

@@ -14,11 +14,11 @@ class Kernel(Enum):
     materialized = "materialized"  # softmax over a T×T matrix that exists in memory
     # torch's own choice of a fused kernel for the device and dtype; on the CPU that is flash
     fused = "fused"
-    # this kernel or an error; flash and cudnn take no products in fp32 on CUDA
+    # this kernel or an error
     flash = "flash"
     efficient = "efficient"
     cudnn = "cudnn"
-    flex = "flex"  # FlexAttention, on CUDA only: its CPU version has no backward
+    flex = "flex"  # FlexAttention, whose CPU version has no backward
     blocks = "blocks"  # chunks of a window or more; each attends to itself and the chunk before it
 
 
@@ -34,6 +34,8 @@ DOCUMENT_KERNELS = {
         Kernel.blocks,
     ),
 }
+CUDA_KERNELS = (Kernel.efficient, Kernel.cudnn, Kernel.flex)  # no CPU trains with these
+BF16_KERNELS = (Kernel.flash, Kernel.cudnn)  # on CUDA; on a CPU flash takes fp32
 LOCAL_KERNELS = (Kernel.flex, Kernel.blocks)
 GLOBAL_KERNELS = tuple(kernel for kernel in Kernel if kernel is not Kernel.blocks)
 
@@ -50,3 +52,25 @@ def sdpa_kernels(
     if kernel is Kernel.fused:
         return (Kernel.cudnn, Kernel.flash, Kernel.efficient)
     return (kernel,)
+
+
+def broken_rule(
+    kernel: Kernel, device: Device, precision: Precision, *, masked: bool
+) -> str | None:
+    """Return the rule that a kernel breaks here, `masked` by documents; None: it trains."""
+    has_cuda = device is Device.cuda
+    if kernel in CUDA_KERNELS and not has_cuda:
+        return "be one that trains on the CPU (materialized, fused, flash; blocks for a window)"
+    if kernel in BF16_KERNELS and has_cuda and precision is not Precision.bf16:
+        return (
+            "be fused or efficient with trainer.precision=fp32 on CUDA, which flash and cudnn do "
+            "not take"
+        )
+    if masked and kernel not in DOCUMENT_KERNELS[device]:
+        beside = f"with data.document_mask=true on trainer.device={device.value}"
+        return f"be one of {names(DOCUMENT_KERNELS[device])} {beside}"
+    return None
+
+
+def names(kernels: tuple[Kernel, ...]) -> str:
+    return ", ".join(kernel.value for kernel in kernels)

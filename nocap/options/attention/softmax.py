@@ -7,13 +7,13 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from nocap.config.keys import key, require
-from nocap.config.trainer import Device, Precision
 from nocap.options.attention import Attention, causal_keys
 from nocap.options.attention.kernel import (
-    DOCUMENT_KERNELS,
     GLOBAL_KERNELS,
     LOCAL_KERNELS,
     Kernel,
+    broken_rule,
+    names,
     sdpa_kernels,
 )
 
@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from nocap.config.run import Run
-    from nocap.model.attention import Documents
+    from nocap.config.trainer import Precision
     from nocap.model.context import Mixer
+    from nocap.model.documents import Documents
 
 
 @dataclass(kw_only=True, slots=True)
@@ -52,37 +53,13 @@ class Softmax(Attention):
     def check(self, run: Run) -> None:
         Attention.check(self, run)
         for name, allowed in self.KERNELS.items():
-            self._check_kernel(run, f"attention.{name}", getattr(self, name), allowed)
-
-    def _check_kernel(
-        self, run: Run, key: str, kernel: Kernel, allowed: tuple[Kernel, ...]
-    ) -> None:
-        """Refuse a kernel that the key, the device, the precision or documents do not take. `key`:
-        names it. `allowed`: the kernels that the key may name."""
-        device = run.trainer.device
-        masked = run.data.document_mask
-        takes = DOCUMENT_KERNELS[device]
-        rule = f"be one of {_names(allowed)} for this option"
-        require(kernel in allowed, key, rule, kernel.value)
-
-        needs_cuda = kernel in (Kernel.efficient, Kernel.cudnn, Kernel.flex)
-        has_cuda = device is Device.cuda
-        rule = "be one that trains on the CPU (materialized, flash; blocks for a window)"
-        require(has_cuda or not needs_cuda, key, rule, kernel.value)
-
-        # on CUDA; on a CPU flash takes fp32
-        needs_bf16 = has_cuda and kernel in (Kernel.flash, Kernel.cudnn)
-        has_bf16 = run.trainer.precision is Precision.bf16
-        rule = (
-            "be fused or efficient with trainer.precision=fp32 on CUDA, which flash and cudnn do "
-            "not take"
-        )
-        require(has_bf16 or not needs_bf16, key, rule, kernel.value)
-
-        if masked:
-            beside = f"with data.document_mask=true on trainer.device={device.value}"
-            rule = f"be one of {_names(takes)} {beside}"
-            require(kernel in takes, key, rule, kernel.value)
+            place = f"attention.{name}"
+            kernel = getattr(self, name)
+            rule = f"be one of {names(allowed)} for this option"
+            require(kernel in allowed, place, rule, kernel.value)
+            masked = run.data.document_mask
+            broken = broken_rule(kernel, run.trainer.device, run.trainer.precision, masked=masked)
+            require(broken is None, place, broken or "", kernel.value)
 
     def mixer(self, run: Run, layer: int) -> Mixer:
         from nocap.model.attention import flex, fused, materialized
@@ -95,9 +72,9 @@ class Softmax(Attention):
 
     def documents(self, run: Run) -> Callable[[Tensor], Documents]:
         """Return what makes, from a forward's tokens (B, T), the mixers' fourth argument."""
-        from nocap.model.attention import Documents
+        from nocap.model.documents import Documents
 
-        start = run.document_start
+        start = run.document_token
         assert start is not None, "Run refuses the mask where there are no documents"
         kernels = map(self.kernel_of, range(run.model.n_layer))
         dense = any(kernel not in LOCAL_KERNELS for kernel in kernels)
@@ -150,7 +127,3 @@ class Softmax(Attention):
         if self.kernel is Kernel.flex:
             return self.portable()
         return self
-
-
-def _names(kernels: tuple[Kernel, ...]) -> str:
-    return ", ".join(kernel.value for kernel in kernels)

@@ -38,7 +38,7 @@ class Target:
         require(is_here or is_gpu or is_whole_cpu, "hydra.launcher.target", rule, self.name)
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, slots=True)
 class Launcher(Option):
     """Where cells run, and how many at once."""
 
@@ -63,7 +63,7 @@ class Launcher(Option):
         return None
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, slots=True)
 class OfCluster(Launcher):
     """A launcher of other machines."""
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from nocap.launch.this_machine import ThisMachine
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, slots=True)
 class Pool(Launcher):
     """`hydra/launcher=pool`: one cell on each `trainer.devices` GPUs, or `trainer.threads` ×
     `trainer.devices` CPU cores"""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from nocap.launch.ray_tasks import RayTasks
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, slots=True)
 class Ray(OfCluster):
     """`hydra/launcher=ray`: a task on a Ray cluster for each cell, which reserves its GPUs, or
     its CPU cores"""

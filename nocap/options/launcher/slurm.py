@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 EVERY = ("timeout_min", "cpus_per_task", "gpus_per_node", "mem_gb", "name", "stderr_to_stdout")
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, slots=True)
 class Slurm(OfCluster):
     """`hydra/launcher=slurm`: each cell is a job of Slurm, which saves near its time limit, and is
     requeued if max_num_timeout allows it"""

@@ -13,13 +13,11 @@ if TYPE_CHECKING:
 
     from nocap.options.model import Model
 
-    # positions: of all sequences, or of each, (B, T), where they begin anew in its documents
-    Where = slice | Tensor
-
 
 @dataclass(kw_only=True, slots=True)
 class Position(Option):
-    """Position information. `part` is what `build` made."""
+    """Position information. `part` is what `build` made; `where` are the positions: of all
+    sequences, or of each, (B, T), where they begin anew in its documents."""
 
     READ_BY: ClassVar[dict[str, tuple[str, ...]]] = {
         "embed": ("position.restart",),
@@ -41,11 +39,11 @@ class Position(Option):
         """Return what it keeps: parameters, tables."""
         return None
 
-    def embed(self, part: Any, x_BTC: Tensor, where: Where) -> Tensor:
+    def embed(self, part: Any, x_BTC: Tensor, where: slice | Tensor) -> Tensor:
         """Return the token embeddings with their positions."""
         return x_BTC
 
-    def tables(self, part: Any, where: Where) -> Any:
+    def tables(self, part: Any, where: slice | Tensor) -> Any:
         """Return what `turn` needs for these positions, made once a forward."""
         return None
 

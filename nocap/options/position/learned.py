@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
     from nocap.config.run import Run
     from nocap.options.model import Model
-    from nocap.options.position import Where
 
 
 @dataclass(kw_only=True, slots=True)
@@ -28,7 +27,7 @@ class Learned(Position):
 
         return nn.Embedding(model.seq_len, model.d_model)
 
-    def embed(self, part: Any, x_BTC: Tensor, where: Where) -> Tensor:
+    def embed(self, part: Any, x_BTC: Tensor, where: slice | Tensor) -> Tensor:
         from torch.nn.functional import embedding
 
         table: Tensor = part.weight

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
     from nocap.config.run import Run
     from nocap.options.model import Model
-    from nocap.options.position import Where
 
 
 @dataclass(kw_only=True, slots=True)
@@ -37,7 +36,7 @@ class Rope(Position):
             seq_len=model.seq_len, d_head=model.d_model // model.n_head, base=self.base
         )
 
-    def tables(self, part: Any, where: Where) -> tuple[Tensor, Tensor]:
+    def tables(self, part: Any, where: slice | Tensor) -> tuple[Tensor, Tensor]:
         return part.cos[where], part.sin[where]
 
     def turn(self, q_BTHD: Tensor, k_BTKD: Tensor, tables: Any) -> tuple[Tensor, Tensor]:

@@ -136,7 +136,7 @@ class Tracker(Option):
         before."""
         return False
 
-    def sends_now(self) -> bool:
+    def would_send(self) -> bool:
         """Say whether a session that is opened now would send to a server."""
         return False
 
@@ -154,13 +154,13 @@ class Tracker(Option):
         """Open a session for a grid's comparison; None: it is not mirrored."""
         return None
 
-    def gathered(self, folder: Path, runs: Mapping[str, Path]) -> str | None:
+    def show_command(self, folder: Path, runs: Mapping[str, Path]) -> str | None:
         """Return the command that shows a grid's runs together, by their labels. `folder` is the
         grid's. None: there is none on this machine."""
         return None
 
     @classmethod
-    def left(cls, folder: Path) -> bool:
+    def has_unsent(cls, folder: Path) -> bool:
         """Say whether a run's or a grid's folder has a mirror of which the server lacks
         something."""
         return False

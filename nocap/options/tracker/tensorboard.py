@@ -24,7 +24,7 @@ class TensorBoard(Tracker):
         _remove(folder)  # an earlier attempt's: its rows come again from the record
         return _Session(facts, folder)
 
-    def gathered(self, folder: Path, runs: Mapping[str, Path]) -> str | None:
+    def show_command(self, folder: Path, runs: Mapping[str, Path]) -> str | None:
         """TensorBoard names a run by its folder: links, whose names are the labels."""
         root = folder / "tensorboard"
         _remove(root)

@@ -35,7 +35,8 @@ from nocap.options.tracker.wandb.open_run import open_online, open_session
 from nocap.options.tracker.wandb.queries import VIEWER, ask
 
 # wandb's error telemetry goes to the same server: on one that accepts and never answers, it held
-# the process for 20 s at exit. Read when wandb is imported.
+# the process for 20 s at exit. Read when wandb is imported, which a process that forks runs does by
+# the names in `imports`: so it is set before any import.
 os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
 
 
@@ -76,7 +77,7 @@ class Wandb(WandbKeys):
     def is_awaited(self) -> bool:
         return bool(agents_id()) and self.may_send()
 
-    def sends_now(self) -> bool:
+    def would_send(self) -> bool:
         try:
             return self.may_send() and login(online=True) is not None
         except Exception:  # a login that its client does not take sends nothing
@@ -118,6 +119,6 @@ class Wandb(WandbKeys):
         return self.open(facts)
 
     @classmethod
-    def left(cls, folder: Path) -> bool:
+    def has_unsent(cls, folder: Path) -> bool:
         place = MirrorPlace.read(folder)
         return place is not None and not place.complete
