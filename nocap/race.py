@@ -22,9 +22,9 @@ from nocap.store.file_writing import write_text
 from nocap.store.record_files import write_json
 
 if TYPE_CHECKING:
-    from nocap.sources.command import Command
-    from nocap.sources.command_output import MetricReader
-    from nocap.sources.race import GuardReader, Race
+    from nocap.sources.races.command import Command
+    from nocap.sources.races.command_output import MetricReader
+    from nocap.sources.races.race import GuardReader, Race
 
 FORMS = """\
 An arm is a command (--arm), or a version of the repository that you are in (--ref). The first arm
@@ -171,7 +171,7 @@ def _add(
 
 def _raced(typed: Sequence[str], options: argparse.Namespace) -> int:
     from nocap.config.errors import StoppedError
-    from nocap.sources import race_json, race_page, race_tables
+    from nocap.sources.races import result_json, result_page, result_tables
 
     words = typed[typed.index("--") + 1 :] if "--" in typed else []
     try:
@@ -180,13 +180,13 @@ def _raced(typed: Sequence[str], options: argparse.Namespace) -> int:
             running.folder.mkdir(parents=True, exist_ok=True)
             with lease.acquire(running.folder):
                 raced = running.run()
-                content = race_json.written(running, raced)
-                content["next"] = race_json.next_step(running, raced, typed)
+                content = result_json.written(running, raced)
+                content["next"] = result_json.next_step(running, raced, typed)
                 write_json(running.folder / "result.json", content)
-        for table in race_tables.tables(running, raced):
+        for table in result_tables.tables(running, raced):
             print(f"\n{table}")
         command_line = f"python -m nocap.race {shlex.join(typed)}"
-        page = race_page.render(running, raced, command=command_line)
+        page = result_page.render(running, raced, command=command_line)
         write_text(running.folder / "result.html", page)
     except KeyboardInterrupt as stop:
         raise StoppedError(
@@ -198,15 +198,15 @@ def _raced(typed: Sequence[str], options: argparse.Namespace) -> int:
 
 
 def _race(options: argparse.Namespace, words: Sequence[str], undo: ExitStack) -> Race:
-    from nocap.sources.command import duration_s
-    from nocap.sources.race import Race
+    from nocap.sources.races.command import duration_s
+    from nocap.sources.races.race import Race
 
     _check(options, words)
     readers, guards = _readers(options)
     timeout_s = duration_s(options.timeout, "--timeout")
     require(timeout_s > 0, "--timeout", "be above 0", options.timeout)
-    from nocap.sources import race_arms
-    from nocap.sources.command_words import split_words
+    from nocap.sources.races import race_arms
+    from nocap.sources.races.command_words import split_words
 
     prepare = split_words(options.prepare, "--prepare")
     how = {
@@ -306,8 +306,8 @@ def _arms(
     options: argparse.Namespace, words: Sequence[str], undo: ExitStack
 ) -> tuple[list[Command], Callable[..., None]]:
     """Return the arms, and what runs one."""
-    from nocap.sources import race_arms
-    from nocap.sources.command_words import split_words
+    from nocap.sources.races import race_arms
+    from nocap.sources.races.command_words import split_words
 
     # what a race makes is no part of an arm
     apart = [options.output_dir]
@@ -333,8 +333,8 @@ def _arms(
 def _readers(options: argparse.Namespace) -> tuple[list[MetricReader], list[GuardReader]]:
     """Return what is compared, and what may not be worse."""
     from nocap.metrics import Better
-    from nocap.sources.command_output import MetricReader, number
-    from nocap.sources.race import COST_NAMES, GuardReader
+    from nocap.sources.races.command_output import MetricReader, number
+    from nocap.sources.races.race import COST_NAMES, GuardReader
 
     readers = list[MetricReader]()
     guards = list[GuardReader]()
@@ -372,7 +372,7 @@ def _readers(options: argparse.Namespace) -> tuple[list[MetricReader], list[Guar
 
 
 def _expected(text: str) -> tuple[float, float] | None:
-    from nocap.sources.command_output import number
+    from nocap.sources.races.command_output import number
 
     if not text:
         return None

@@ -21,13 +21,13 @@ from scipy import stats
 from nocap import race
 from nocap.config.errors import FailedError
 from nocap.metrics import Better
-from nocap.sources import command, command_output
-from nocap.sources.command import Command
-from nocap.sources.command_output import LOG, RESULT, MetricReader
-from nocap.sources.command_words import split_words
-from nocap.sources.race import Race
-from nocap.sources.race_arms import of_commands, of_refs
-from nocap.sources.race_json import written
+from nocap.sources.races import command, command_output
+from nocap.sources.races.command import Command
+from nocap.sources.races.command_output import LOG, RESULT, MetricReader
+from nocap.sources.races.command_words import split_words
+from nocap.sources.races.race import Race
+from nocap.sources.races.race_arms import of_commands, of_refs
+from nocap.sources.races.result_json import written
 from nocap.store.lease import HeldError
 from tests.attempts import wait_until
 from tests.conftest import INTERRUPTIBLE, REPO

@@ -19,11 +19,11 @@ from nocap.config.keys import require
 from nocap.config.trainer import Device
 from nocap.judge.interval import alike
 from nocap.metrics import Better
-from nocap.sources import race_arms
-from nocap.sources.command import Command, duration_s, failures_of
-from nocap.sources.command_output import MetricReader
-from nocap.sources.command_words import split_words
-from nocap.sources.repository import HERE
+from nocap.sources.races import race_arms
+from nocap.sources.races.command import Command, duration_s, failures_of
+from nocap.sources.races.command_output import MetricReader
+from nocap.sources.races.command_words import split_words
+from nocap.sources.races.repository import HERE
 from nocap.store import lease
 from nocap.study.log import FILE as LOG
 from nocap.study.proposals.campaign import Losses, Proposal, Proposals

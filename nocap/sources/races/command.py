@@ -30,8 +30,8 @@ from nocap.config.errors import FailedError
 from nocap.config.keys import require
 from nocap.config.outgoing_text import redact, visible
 from nocap.metrics import METRICS
-from nocap.sources.command_output import CUT, LOG, LOG_BYTES, RESULT, copy_path, lines
 from nocap.sources.log_reading import COLOUR
+from nocap.sources.races.command_output import CUT, LOG, LOG_BYTES, RESULT, copy_path, lines
 from nocap.store.record_files import write_json
 from nocap.store.times import now
 

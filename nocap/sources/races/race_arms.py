@@ -14,15 +14,15 @@ from typing import Any
 
 from nocap.config.errors import FailedError
 from nocap.config.keys import require
-from nocap.sources.command import Command, run
-from nocap.sources.command_program import (
+from nocap.sources.races.command import Command, run
+from nocap.sources.races.command_program import (
     check_program,
     environment_of,
     files_named,
     packages_of,
     program_of,
 )
-from nocap.sources.repository import (
+from nocap.sources.races.repository import (
     HERE,
     Stamp,
     commit_of,
@@ -210,7 +210,7 @@ def _begin_version(
             in.
     """
     report = folder.with_suffix(".loaded").absolute()
-    paths = [str(Path(__file__).parent / "loaded"), os.environ.get("PYTHONPATH", "")]
+    paths = [str(Path(__file__).parent / "loaded_files_report"), os.environ.get("PYTHONPATH", "")]
     own = {
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         "NOCAP_TOP": str(top),

@@ -21,9 +21,9 @@ from nocap.judge.interval import analyses, finite
 from nocap.judge.races import Limit, RaceQuestion, RaceResult, RaceRows, judge
 from nocap.judge.time_to_target import TargetCrossing
 from nocap.metrics import METRICS, Metric
-from nocap.sources.command import COSTS, Command, failures_of
-from nocap.sources.command_output import MetricReader, result
-from nocap.sources.race_rows import RunRows, read_rows
+from nocap.sources.races.command import COSTS, Command, failures_of
+from nocap.sources.races.command_output import MetricReader, result
+from nocap.sources.races.run_rows import RunRows, read_rows
 from nocap.store.json_shapes import Required
 from nocap.store.measurement import Measurement
 from nocap.store.record_files import digest, read_json, write_json
