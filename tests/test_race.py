@@ -862,6 +862,7 @@ REFUSALS = (  # words, and what the line begins with
     ([*METRIC, "--target", "nan"], "--target must be a finite number"),
     ([*METRIC, "--target", "3"], "--target needs a metric with a group step"),
     ([*METRIC, "--pairs", "0"], "--pairs must be at least 1"),
+    ([*METRIC, "--pair", "3"], "unrecognized arguments: --pair 3"),
     ([*METRIC, "--ref", "main"], "nocap.race needs two or more --arm"),
     ([*METRIC, "--locked", "nothing*"], "--locked must match a file"),
     ([*METRIC, "--link", "data"], "--arm does not work with"),
