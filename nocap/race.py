@@ -7,7 +7,7 @@ import argparse
 import math
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -22,9 +22,10 @@ from nocap.store.file_writing import write_text
 from nocap.store.record_files import write_json
 
 if TYPE_CHECKING:
-    from nocap.sources.races.command import Command
+    from nocap.sources.races.command import Command, RunSettings
     from nocap.sources.races.command_output import MetricReader
     from nocap.sources.races.race import GuardReader, Race
+    from nocap.sources.races.race_arms import Begin
 
 FORMS = """\
 An arm is a command (--arm), or a version of the repository that you are in (--ref). The first arm
@@ -198,7 +199,7 @@ def _raced(typed: Sequence[str], options: argparse.Namespace) -> int:
 
 
 def _race(options: argparse.Namespace, words: Sequence[str], undo: ExitStack) -> Race:
-    from nocap.sources.races.command import duration_s
+    from nocap.sources.races.command import RunSettings, duration_s
     from nocap.sources.races.race import Race
 
     _check(options, words)
@@ -209,18 +210,19 @@ def _race(options: argparse.Namespace, words: Sequence[str], undo: ExitStack) ->
     from nocap.sources.races.command_words import split_words
 
     prepare = split_words(options.prepare, "--prepare")
-    how = {
-        "prepare": prepare,
-        "timeout_s": timeout_s,
-        "keep": [options.file] if options.file else [],
-        "alone": options.jobs == 1,
-    }
+    settings = RunSettings(
+        timeout_s=timeout_s,
+        keep=[options.file] if options.file else [],
+        alone=options.jobs == 1,
+        prepare=prepare,
+    )
     apart_s = duration_s(options.apart or "10m", "--apart")
     expect = _expected(options.expect)
-    arms, begin = _arms(options, words, undo)
+    arms, begin = _arms(options, words, settings, undo)
     if prepare:
         arms = race_arms.prepared(arms, prepare)
-    racing = Race(
+    undo.callback(settings.stop.set)  # before the worktrees go
+    return Race(
         arms=arms,
         readers=readers,
         guards=guards,
@@ -233,11 +235,10 @@ def _race(options: argparse.Namespace, words: Sequence[str], undo: ExitStack) ->
         sessions=options.sessions,
         apart_s=apart_s,
         jobs=options.jobs,
-        begin=lambda arm, seed, place: begin(arm, seed, place, stop=racing.stop, **how),
+        begin=begin,
+        stop=settings.stop,
         log=_say,
     )
-    undo.callback(racing.stop.set)  # before the worktrees go
-    return racing
 
 
 def _say(line: str) -> None:
@@ -303,8 +304,8 @@ def _check_commands(options: argparse.Namespace, words: Sequence[str]) -> None:
 
 
 def _arms(
-    options: argparse.Namespace, words: Sequence[str], undo: ExitStack
-) -> tuple[list[Command], Callable[..., None]]:
+    options: argparse.Namespace, words: Sequence[str], settings: RunSettings, undo: ExitStack
+) -> tuple[list[Command], Begin]:
     """Return the arms, and what runs one."""
     from nocap.sources.races import race_arms
     from nocap.sources.races.command_words import split_words
@@ -318,9 +319,10 @@ def _arms(
         for text in options.arm:
             name, _, line = text.partition("=")
             named.append((name, split_words(line, f"arm {name}")))
-        return race_arms.of_commands(named, locked=options.locked, apart=apart)
+        return race_arms.of_commands(named, settings, locked=options.locked, apart=apart)
     return race_arms.of_refs(
         [(ref, words) for ref in options.ref],
+        settings,
         locked=options.locked,
         links=options.link,
         folder=options.output_dir / "races" / "trees",

@@ -22,7 +22,7 @@ from nocap import race
 from nocap.config.errors import FailedError
 from nocap.metrics import Better
 from nocap.sources.races import command, command_output
-from nocap.sources.races.command import Command
+from nocap.sources.races.command import Command, RunSettings
 from nocap.sources.races.command_output import LOG, RESULT, MetricReader
 from nocap.sources.races.command_words import split_words
 from nocap.sources.races.race import Race
@@ -189,7 +189,13 @@ def test_a_race_leaves_the_worktrees_of_another(repo):
     def prepare(undo, *refs):
         commands = [(ref, [PYTHON, "train.py", "{seed}"]) for ref in refs]
         pairs_of_refs = of_refs(
-            commands, locked=(), links=(), folder=Path("trees"), undo=undo, say=print
+            commands,
+            RunSettings(timeout_s=60),
+            locked=(),
+            links=(),
+            folder=Path("trees"),
+            undo=undo,
+            say=print,
         )
         return pairs_of_refs[0]
 
@@ -642,10 +648,10 @@ def test_a_file_whose_numbers_end_is_of_a_run_that_diverged(tmp_path, name, text
     assert str(reader.value(folder, finite=False)) == value
 
 
-def carried_out(folder, program, **how):
+def carried_out(folder, program, keep=()):
     """Run this Python program and return the folder of the run."""
-    made = Command(name="base", words=(PYTHON, "-c", program), cwd=folder, content="x")
-    command.run(made, 0, folder / "run", timeout_s=60, **how)
+    made = Command(name="base", words=(PYTHON, "-c", program), cwd=folder, digest="x")
+    command.run(made, 0, folder / "run", RunSettings(timeout_s=60, keep=keep))
     return folder / "run"
 
 
@@ -829,8 +835,10 @@ def test_a_file_that_git_does_not_know_is_not_copied_into_the_repository(repo):
     contents = set()
     for text in ("mine", "another"):
         (repo / "notes.txt").write_text(text)
-        made, _ = of_commands([("base", ["true"])], locked=["evaluation.py"])
-        contents.add(made[0].content)
+        made, _ = of_commands(
+            [("base", ["true"])], RunSettings(timeout_s=60), locked=["evaluation.py"]
+        )
+        contents.add(made[0].digest)
         words = ["git", "hash-object", "notes.txt"]
         stdout = subprocess.run(words, capture_output=True, text=True, check=True).stdout
         blob = stdout.strip()
@@ -1013,7 +1021,7 @@ def made_race(folder, chance, *, gain, pairs, skewed=False):
 
     both = []
     for name in ("base", "idea"):
-        arm_command = Command(name=name, words=("{seed}",), cwd=folder, content=name)
+        arm_command = Command(name=name, words=("{seed}",), cwd=folder, digest=name)
         both.append(arm_command)
     reader = MetricReader(what=PATTERN, better=Better.lower)
     return Race(
@@ -1041,7 +1049,7 @@ def test_what_several_arms_print_has_one_interval_and_what_they_cost_the_cautiou
         costs = {"wall_s": walls[arm.name][seed], "cpu_s": 1.0, "peak_mib": 1.0}
         (place / RESULT).write_text(json.dumps(costs))
 
-    arms = [Command(name=name, words=("{seed}",), cwd=tmp_path, content=name) for name in losses]
+    arms = [Command(name=name, words=("{seed}",), cwd=tmp_path, digest=name) for name in losses]
     reader = MetricReader(what=PATTERN, better=Better.lower)
     racing = Race(
         arms=arms, readers=[reader], output_dir=tmp_path, pairs=pairs, seeded=seeded, begin=begin

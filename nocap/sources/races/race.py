@@ -109,7 +109,7 @@ class Race:
         }
 
     def _arms_json(self) -> dict[str, list[str]]:
-        return {arm.name: [arm.content, *arm.words] for arm in self.arms}
+        return {arm.name: [arm.digest, *arm.words] for arm in self.arms}
 
     def _ends_json(self) -> list[float | None] | None:
         """Return the stated gain; an open end is null."""
@@ -123,7 +123,7 @@ class Race:
         """Return the folder of a run, which all races share. A run of another race was not made in
         the sessions of this one: where there are several, the race has runs of its own."""
         runs = self.folder / "runs" if self.sessions > 1 else self.output_dir / "commands"
-        return runs / f"{arm.content}-{self.first_seed + repeat}"
+        return runs / f"{arm.digest}-{self.first_seed + repeat}"
 
     def registration_json(self, registration: RaceRegistration) -> dict[str, object]:
         """Return the registration as JSON."""
