@@ -659,7 +659,7 @@ def test_a_long_line_is_one_line(tmp_path):
     """A number may stand anywhere in it."""
     folder = carried_out(tmp_path, "print('x' * (2**16 - 12) + ' val loss 3.14159', 'x' * 2**16)")
     assert MetricReader(what=PATTERN).value(folder) == 3.14159
-    assert len(list(command.lines(folder))) == 1
+    assert len(list(command_output.output_lines(folder))) == 1
 
 
 def test_a_file_that_was_there_before_is_there_afterwards(tmp_path):

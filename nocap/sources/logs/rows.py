@@ -20,13 +20,13 @@ from nocap.sources.logs.columns import (
     NUMBERS,
     PERPLEXITY,
     Columns,
-    cell,
-    levels,
+    arm_columns,
+    arm_levels,
+    cell_of,
+    column_names,
     loss_cells,
-    names,
-    number,
+    number_of,
     numbers_of,
-    parts,
 )
 from nocap.sources.logs.run import LogRun
 
@@ -67,7 +67,7 @@ class _RunSorter:
         """Take a row to the run that it is of."""
         if len(self.names) < MOST_NAMES:
             self.names |= dict.fromkeys(map(str, row))
-        cells = {key: cell(row, key, self.columns) for key in KEYS}
+        cells = {key: cell_of(row, key, self.columns) for key in KEYS}
         values = {key: value for key, value in cells.items() if value not in EMPTY}
         facts = {key: str(value).strip() for key, value in values.items() if key not in NUMBERS}
         _settle_state(facts, row)
@@ -78,7 +78,7 @@ class _RunSorter:
         self.current = run
         _keep_common(run, row, self.columns)
         run.facts |= facts
-        run.levels |= levels(row, self.columns)
+        run.levels |= arm_levels(row, self.columns)
         _keep_named(run, row, where)
         self.by_name[_name_of(run.facts)] = run
         if "run" in run.facts:
@@ -126,7 +126,7 @@ def runs_of(rows: Iterable[Row], columns: Columns) -> LogContent:
     own_names = [name for name in names if name != "line" and not name.startswith((CONFIG, FINAL))]
     offered = f"{shorten(own_names, most=20)} (--columns KEY=NAME)"
     for key, column in columns.items():
-        for part in parts(column.name, names) if key == "arm" else [column.name]:
+        for part in arm_columns(column.name, names) if key == "arm" else [column.name]:
             require(part in names, f"--columns {key}", f"be one of its columns, {offered}", part)
     _add_lost(sorter.runs)
     with_loss = [run for run in sorter.runs if run.points or run.finals]
@@ -230,7 +230,7 @@ def _keep_named(run: LogRun, row: Row, where: str) -> None:
         if text.startswith(CONFIG):
             run.config[text.removeprefix(CONFIG)] = str(value)
         elif text.startswith(FINAL):
-            run.finals[text.removeprefix(FINAL)] = number("val_bpb", value, {}, where)
+            run.finals[text.removeprefix(FINAL)] = number_of("val_bpb", value, {}, where)
 
 
 def _keep_common(run: LogRun, row: Row, columns: Columns) -> None:
@@ -241,7 +241,7 @@ def _keep_common(run: LogRun, row: Row, columns: Columns) -> None:
             if str(row.get(name, text)).strip() != text:
                 del run.others[name]
         return
-    names_of_keys = {name for key in KEYS for name in names(key, columns)} | {"line"}
+    names_of_keys = {name for key in KEYS for name in column_names(key, columns)} | {"line"}
     for name, value in row.items():
         if name not in names_of_keys and not str(name).startswith(FINAL) and value not in EMPTY:
             run.others[str(name)] = str(value).strip()

@@ -31,7 +31,7 @@ from nocap.config.keys import require
 from nocap.config.outgoing_text import redact, visible
 from nocap.metrics import METRICS
 from nocap.sources.log_reading import COLOUR
-from nocap.sources.races.command_output import CUT, LOG, LOG_BYTES, RESULT, copy_path, lines
+from nocap.sources.races.command_output import CUT, LOG, LOG_BYTES, RESULT, copy_path, output_lines
 from nocap.store.record_files import write_json
 from nocap.store.times import now
 
@@ -167,7 +167,7 @@ def _why(code: int, log: Path, spent_s: float, timeout_s: float) -> str:
     ended = f"exit code {code}"
     if spent_s >= timeout_s:
         ended = f"no end after {timeout_s:g} s (--timeout)"
-    last = [text for _, text in lines(log.parent, log.name)][-TAIL:]
+    last = [text for _, text in output_lines(log.parent, log.name)][-TAIL:]
     return "\n".join([f"{ended}; see {log}", *(f"  {line}" for line in last)])
 
 

@@ -102,7 +102,7 @@ class MetricReader:
             ]
         points = list[tuple[float | None, float, float]]()
         like = "1.0"
-        for seconds, line in lines(folder):
+        for seconds, line in output_lines(folder):
             require(
                 line != CUT,
                 "the output of the command",
@@ -204,7 +204,7 @@ def _check_match(match: re.Match[str], group: str | int, name: str) -> None:
             )
 
 
-def lines(folder: Path, log: str = LOG) -> Iterator[tuple[float, str]]:
+def output_lines(folder: Path, log: str = LOG) -> Iterator[tuple[float, str]]:
     with (folder / log).open(encoding="utf-8", errors="replace") as file:
         for line in file:
             seconds, _, text = line.rstrip("\n").partition("\t")
