@@ -134,7 +134,7 @@ def _record(each: ImportedRun, hardware: str | None) -> Record:
 def _seconds(run: LogRun) -> float | None:
     """Return its time of training; where a budget of time ended it, that is said after its last
     loss."""
-    if not run.clock or not run.points:
+    if not run.has_clock or not run.points:
         return None
     if run.facts.get("budget") == TIME:
         return run.now.get("train_s")
@@ -151,7 +151,7 @@ def _curve(run: LogRun) -> Curve:
     return Curve(
         step=[int(point["step"]) for point in points],
         tokens=[int(point["tokens"]) if "tokens" in point else None for point in points],
-        train_s=[point.get("train_s") if run.clock else None for point in points],
+        train_s=[point.get("train_s") if run.has_clock else None for point in points],
         val_loss=[point["val_loss"] for point in points],
         val_bpb=[point.get("val_bpb") for point in points],
     )
@@ -203,13 +203,13 @@ def _apart(one: LogRun, other: LogRun) -> str:
     """Say by which columns and settings, the same in all rows of a run, two runs can be told
     apart."""
     names = list[str]()
-    for name, text in one.others.items():
-        if other.others.get(name, text) != text:
+    for name, text in one.common.items():
+        if other.common.get(name, text) != text:
             names.append(name)
     if not names:
         return ""
     first = names[0]
-    values = f"{one.others[first]} and {other.others[first]}"
+    values = f"{one.common[first]} and {other.common[first]}"
     return (
         f"they differ in {shorten(names)} ({values}), so --columns arm={first} may tell them "
         f"apart; "
