@@ -47,13 +47,30 @@ class ImportedRun:
     names: RunNames
     name: str  # from the folder of all logs on
     nth: int  # of the runs that its log tells apart by where they begin alone
-    status: str = "finished"
+    status: RunStatus  # finished, diverged or unfinished
+    reason: str = ""  # why it is unfinished
     final: float | None = None  # bits per byte, measured after training
 
     @property
     def end(self) -> float | None:
         """Return where the run's last loss stands on its axis."""
         return self.run.last(self.run.axis) if self.run.axis else None
+
+    @property
+    def status_text(self) -> str:
+        """Return the status, or why the run is unfinished, as its record has it."""
+        return self.reason or self.status.value
+
+    def stop_short(self, reason: str) -> None:
+        """Take the run as unfinished."""
+        self.status = RunStatus.unfinished
+        self.reason = reason
+
+    def take_final(self, name: str) -> None:
+        """Take a loss that was measured after training as the one that counts."""
+        self.final = self.run.finals[name]
+        if not math.isfinite(self.final):
+            self.status = RunStatus.diverged
 
 
 def make_records(every: Sequence[ImportedRun], found: Found, hardware: str | None) -> None:
@@ -104,7 +121,7 @@ def _record(each: ImportedRun, hardware: str | None) -> Record:
         length=None if run.axis == "step" else each.end,
     )
     summary: dict[str, Any] = {
-        "status": each.status,
+        "status": each.status_text,
         "val_loss": None if lost else loss,
         "val_bpb": None if lost else bpb,
         "steps": None if steps is None else int(steps),
@@ -121,7 +138,7 @@ def _record(each: ImportedRun, hardware: str | None) -> Record:
         name=name,
         arm=arm,
         seed=int(float(seed)) if seed else -1,
-        status=each.status,
+        status=each.status_text,
         started="",
         config=dict(run.levels) or {"arm": arm},
         parts={},
@@ -181,7 +198,8 @@ def _repeats(records: Sequence[Record]) -> list[tuple[Record, Record]]:
 
 
 def _check_apart(records: Sequence[Record], runs_: dict[str, ImportedRun]) -> None:
-    """
+    """Check that no arm has two runs of a seed.
+
     Errors:
         ValueError: two runs of one arm and seed have other losses.
     """
