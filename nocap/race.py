@@ -248,7 +248,8 @@ def _say(line: str) -> None:
 
 
 def _check(options: argparse.Namespace, words: Sequence[str]) -> None:
-    """
+    """Check all options.
+
     Errors:
         ValueError: options that do not go together.
     """
@@ -266,7 +267,8 @@ def _check(options: argparse.Namespace, words: Sequence[str]) -> None:
 
 
 def _check_numbers(options: argparse.Namespace) -> None:
-    """
+    """Check the numbers.
+
     Errors:
         ValueError: repeats, sessions and jobs that cannot be, or not together.
     """
@@ -289,7 +291,8 @@ def _check_numbers(options: argparse.Namespace) -> None:
 
 
 def _check_commands(options: argparse.Namespace, words: Sequence[str]) -> None:
-    """
+    """Check the arms that are commands.
+
     Errors:
         ValueError: arms that are no commands with names.
     """

@@ -44,7 +44,7 @@ def _delimiter(first: str) -> str:
 
 
 def read(path: Path, *, cut: bool = True) -> Iterator[Row]:
-    """`cut`: whoever wrote it may have been stopped in a line.
+    """Yield the rows. `cut`: whoever wrote the table may have been stopped in a line.
 
     Errors:
         CutError: the last line is cut, and was left out.

@@ -116,7 +116,8 @@ def _machine(facts: dict[str, Any]) -> Row:
 
 
 def _records(path: Path) -> Iterator[bytes]:
-    """
+    """Yield the records of a file.
+
     Errors:
         ValueError: it is no such file, or damaged; what a kill cut off at its end is left out.
     """

@@ -99,7 +99,7 @@ Columns = Mapping[str, LogColumn]  # by key
 
 
 def columns_of(text: str) -> Columns:
-    """`step=iter,val_loss=log(val_ppl),train_s=time_ms/1000` as columns.
+    """Return the columns of a text as `step=iter,val_loss=log(val_ppl),train_s=time_ms/1000`.
 
     Errors:
         ValueError: it is no such list.
@@ -229,7 +229,8 @@ def float_of(value: object) -> float | None:
 
 
 def number_of(key: str, value: object, columns: Columns, where: str) -> float:
-    """
+    """Return the number of a cell in the unit of its key.
+
     Errors:
         ValueError: a cell that is no number, or a loss below 0.
     """

@@ -43,7 +43,7 @@ COSTS = [name for name, metric in METRICS.items() if metric.made_by == "command"
 
 
 def duration_s(text: str, key: str) -> float:
-    """Seconds of 30s, 10m, 2h.
+    """Return the seconds of 30s, 10m or 2h.
 
     Errors:
         ValueError: no such time.
@@ -267,7 +267,7 @@ def _tied() -> list[str]:
 
 
 def _children_s() -> float:
-    """CPU seconds of all processes that were waited for."""
+    """Return the CPU seconds of all processes that were waited for."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

@@ -69,7 +69,8 @@ class MetricReader:
         )
 
     def check(self, key: str = "--metric") -> None:
-        """
+        """Check that the metric is a pattern with a group, or a name.
+
         Errors:
             ValueError: no pattern of Python, or one without a group.
         """
@@ -91,7 +92,7 @@ class MetricReader:
         require("value" in groups if groups else pattern.groups == 1, key, rule, self.what)
 
     def curve(self, folder: Path) -> list[tuple[float | None, float, float]]:
-        """(step or None, value, seconds since the start) of each match, in order.
+        """Return (step or None, value, seconds since the start) of each match, in order.
 
         Errors:
             ValueError: a match that is no number, or a part of one.

@@ -55,7 +55,7 @@ def of_commands(
     locked: Sequence[str] = (),
     apart: Sequence[Path] = (),
 ) -> tuple[list[Command], Begin]:
-    """Arms from (name, words), and what runs one. What they run is their program, in a git
+    """Return arms from (name, words), and what runs one. What they run is their program, in a git
     repository all of the working tree but for what lies `apart`, elsewhere the files that they
     name.
 
@@ -147,14 +147,14 @@ def of_refs(
     undo: ExitStack,
     say: Callable[[str], None],
 ) -> tuple[list[Command], Begin]:
-    """Arms from (ref, words), each in a worktree below `folder` until `undo` ends, and what runs
-    one. What is named twice is raced against itself. What lies `apart` is no part of the working
-    tree.
+    """Return arms from (ref, words), and what runs one. Each arm has a worktree below `folder`
+    until `undo` ends. What is named twice is raced against itself. What lies `apart` is no part of
+    the working tree.
 
     Errors:
         ValueError: no repository, no such ref, arms that are the same, a locked pattern that
-            matches nothing or files that differ; HeldError: another race has one of these
-                worktrees.
+            matches nothing or files that differ.
+        HeldError: another race has one of these worktrees.
     """
     here = Path.cwd()
     top = repository(here)

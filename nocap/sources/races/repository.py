@@ -21,7 +21,8 @@ HERE = "."  # the working tree with its uncommitted changes
 
 
 def git(*words: str, at: Path, env: Mapping[str, str] | None = None) -> str:
-    """
+    """Return what git prints.
+
     Errors:
         ValueError: git says no.
     """
@@ -157,7 +158,7 @@ def _excluding(apart: Sequence[Path], top: Path) -> list[str]:
 
 
 def files_of(tree: str, top: Path, *, env: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Path → the hash of its content."""
+    """Return the files of a tree: path → the hash of what is in it."""
     rows = git("ls-tree", "-r", "-z", tree, at=top, env=env).split("\0")
     return {path: head.split()[2] for row in rows if row for head, _, path in [row.partition("\t")]}
 
