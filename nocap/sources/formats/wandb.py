@@ -25,7 +25,9 @@ PATTERN = "run-*.wandb"
 SURE = True
 REMOTE = True  # a path that is no file is a name on the server
 # LevelDB's log format: blocks of parts, each with its checksum
-HEAD, BLOCK, PART = b":W&B\xe1\xbe\x00", 2**15, struct.Struct("<IHB")
+HEAD = b":W&B\xe1\xbe\x00"
+BLOCK = 2**15
+PART = struct.Struct("<IHB")
 ENDS = (1, 4)  # kinds of parts: whole records, and last parts
 
 
@@ -123,7 +125,8 @@ def _records(path: Path) -> Iterator[bytes]:
     """
     with path.open("rb") as file:
         require(file.read(len(HEAD)) == HEAD, "it", "begin as a file of W&B does", "other bytes")
-        content, at = b"", len(HEAD)
+        content = b""
+        at = len(HEAD)
         while True:
             rest = BLOCK - at % BLOCK
             if rest < PART.size:  # a part's head is never split
@@ -142,7 +145,8 @@ def _records(path: Path) -> Iterator[bytes]:
                 "begin a record whose checksum is right",
                 "damage",
             )
-            content, at = content + body, at + PART.size + length
+            content += body
+            at += PART.size + length
             if kind in ENDS:
                 yield content
                 content = b""

@@ -91,7 +91,8 @@ def of_paths(paths: Sequence[str], format_name: str | None) -> tuple[list[LogFil
         ValueError: there is nothing of that name, no path holds a log, or one holds logs of several
             formats.
     """
-    forms = [_format(name) for name in ([format_name] if format_name else BUILT_IN)]
+    format_names = [format_name] if format_name else BUILT_IN
+    forms = list(map(_format, format_names))
     pieces = dict[tuple[str, str], list[Path]]()
     by_key = dict[tuple[str, str], tuple[Format, bool]]()
     without = list[str]()

@@ -104,17 +104,20 @@ def make_records(every: Sequence[ImportedRun], found: Found, hardware: str | Non
 
 
 def _record(each: ImportedRun, hardware: str | None) -> Record:
-    run, log, names = each.run, each.log, each.names
+    run = each.run
+    names = each.names
     seed = names.seed
     is_seed = not seed or bool(re.fullmatch(r"\d{1,18}(\.0)?", seed))
     require(is_seed, "seed", "be an integer from 0", seed)
     machine = run.facts.get("hardware") or hardware
     lost = each.status == RunStatus.diverged
-    loss, bpb = run.last("val_loss"), run.last("val_bpb") if each.final is None else each.final
-    steps, tokens = run.last("step"), run.last("tokens")
+    loss = run.last("val_loss")
+    bpb = run.last("val_bpb") if each.final is None else each.final
+    steps = run.last("step")
+    tokens = run.last("tokens")
     seconds = _seconds(run)
     imported = Imported(
-        format=log.format,
+        format=each.log.format,
         arm=names.arm_from,
         seed=names.seed_from,
         hardware="said" if hardware and machine == hardware else None,
@@ -131,9 +134,9 @@ def _record(each: ImportedRun, hardware: str | None) -> Record:
     }
     name, arm, summary = redact((each.name, names.arm, summary))
     # short logs are equal by chance, and each file is a run
-    source = each.content if len(run.points) >= SAME_CURVE else str(log.path.absolute())
+    source = each.content if len(run.points) >= SAME_CURVE else str(each.log.path.absolute())
     return Record(
-        folder=log.path,
+        folder=each.log.path,
         identity=digest([source, [run.facts.get(key) for key in MARKS], each.nth]),
         name=name,
         arm=arm,
@@ -165,10 +168,17 @@ def _curve(run: LogRun) -> Curve:
         for point in run.points
         if "step" in point and math.isfinite(point.get("val_loss", math.nan))
     ]
+    tokens = list[int | None]()
+    for point in points:
+        trained_on = point.get("tokens")
+        tokens.append(None if trained_on is None else int(trained_on))
+    times: list[float | None] = [None] * len(points)
+    if run.has_clock:
+        times = [point.get("train_s") for point in points]
     return Curve(
         step=[int(point["step"]) for point in points],
-        tokens=[int(point["tokens"]) if "tokens" in point else None for point in points],
-        train_s=[point.get("train_s") if run.has_clock else None for point in points],
+        tokens=tokens,
+        train_s=times,
         val_loss=[point["val_loss"] for point in points],
         val_bpb=[point.get("val_bpb") for point in points],
     )

@@ -133,7 +133,8 @@ class LogRun:
         if self.axis is None:
             is_named = bool(self.facts.keys() & {"run", "seed"}) and bool(self.points)
             return is_named and any(key in self.points[-1] for key in numbers if key in LOSSES)
-        start, now = numbers.get(self.axis), self.now.get(self.axis)
+        start = numbers.get(self.axis)
+        now = self.now.get(self.axis)
         if start is None or now is None:
             return False
         return start < now and start <= self.begins[self.axis]

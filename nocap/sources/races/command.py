@@ -128,7 +128,9 @@ def run(
         before = replace(command, words=words)
         _prepare(before, seed, folder / PREPARED, settings, env or {})
     stamps = _stamps(globs)
-    began, started, cpu_s = time.monotonic(), now(), _children_s()
+    began = time.monotonic()
+    started = now()
+    cpu_s = _children_s()
     with _fresh_files(files, folder):
         code, peak = _run_to_end(command, seed, folder / LOG, settings, env or {})
         wall_s = time.monotonic() - began
@@ -293,7 +295,8 @@ def _copy(source: IO[str], log: IO[bytes], began: float, broken: list[OSError]) 
 def _watch(process: subprocess.Popen[str], *, until: float, halted: Callable[[], bool]) -> int:
     """Return the most bytes that its processes had together, until it ends, its time is over, or it
     is halted."""
-    peak, tree = 0, psutil.Process(process.pid)
+    peak = 0
+    tree = psutil.Process(process.pid)
     while process.poll() is None and time.monotonic() < until and not halted():
         used = 0
         for each in _tree(tree):

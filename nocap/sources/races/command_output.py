@@ -129,7 +129,8 @@ class MetricReader:
         finite, lost = _with_numbers(line, like)
         matches = list(self.pattern.finditer(finite))
         if not any(match.start(group) in lost for match in matches):
-            matches, lost = list(self.pattern.finditer(line)), {}
+            matches = list(self.pattern.finditer(line))
+            lost = {}
         texts = list[tuple[float | None, str]]()
         for match in matches:
             _check_match(match, group, self.name)
