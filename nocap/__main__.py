@@ -12,19 +12,19 @@ from nocap import __version__
 from nocap.config import entry
 
 COMMANDS = {
-    "train": "train one run, or a grid with --multirun",
+    "train": "train one run; with --multirun train a grid",
     "data": "list, prepare and verify token shards",
     "compare": "compare runs with a baseline: intervals and verdicts",
     "dashboard": "make a workspace and a report in Weights & Biases for a grid or a study",
     "runs": "list, show, upload and remove runs",
     "plot": "draw curves of runs, in the terminal or as a picture",
     "generate": "write text from a checkpoint",
-    "profile": "show where the time and memory of a step or a text go; compare two profiles",
-    "study": "answer a question with claims: run what is missing, judge, report",
-    "race": "run training commands, or versions of a repository, in turns and judge them",
+    "profile": "measure the time and memory of each part of a step or a text; compare two profiles",
+    "study": "run a study: train and time what is missing, judge its claims, write the report",
+    "race": "run training commands or versions of a repository in turns, and judge them",
     "bench": "time the training steps of several arms on this machine, in turns",
     "export": "write a run's model for torch (safetensors) or transformers",
-    "new": "write an option that works, for you to change",
+    "new": "write a working option that you can change",
     "check": "test the options in a folder",
 }
 
@@ -33,7 +33,7 @@ usage: nocap COMMAND …    (python -m nocap.COMMAND … is the same)
 
 {commands}
 
-  nocap COMMAND --help    print its flags; for train, its options and keys
+  nocap COMMAND --help    print the flags of a command; for train also the options and keys
   nocap --version         print the version
 tab completion: eval "$(nocap train -sc install=bash)\""""
 

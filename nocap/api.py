@@ -125,7 +125,9 @@ def frame(paths: Paths = "outputs") -> pd.DataFrame:
     try:
         import pandas as pd
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("a data frame needs pandas: pip install 'pandas>=2'") from error
+        raise ModuleNotFoundError(
+            "a data frame needs pandas: type pip install 'pandas>=2'"
+        ) from error
     return pd.DataFrame(rows(load(paths)))
 
 

@@ -52,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="OVERRIDES",
-        help="overrides of an arm, in quotes; a bench needs two arms",
+        help="overrides of one arm, in quotes; a bench needs two or more arms",
     )
     add(
         "--rounds",
@@ -64,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
         "--seconds",
         type=float,
         metavar="S",
-        help=f"stop after so many seconds, warm-up included (default: {SECONDS:g})",
+        help=f"stop after this many seconds, with the warm-up (default: {SECONDS:g})",
     )
     return parser
 
@@ -81,13 +81,13 @@ def _bench(options: argparse.Namespace) -> int:
         seconds = SECONDS
     require(0 < seconds < math.inf, "--seconds", "be above 0", seconds)
     if options.seconds is not None and options.rounds is not None:
-        raise ValueError("--seconds does not work with --rounds: each of them ends the bench")
+        raise ValueError("--seconds does not work with --rounds: use one of them to end the bench")
     rounds = options.rounds
     rule = f"be at least {LEAST_PAIRS}"
     require(rounds is None or rounds >= LEAST_PAIRS, "--rounds", rule, rounds)
     base = options.overrides
     overrides = options.arm
-    rule = "appear at least twice, with the baseline first"
+    rule = "be typed at least twice, first for the baseline"
     require(len(overrides) >= 2, "--arm", rule, len(overrides))
     runs = compose_arms(base, overrides)
     from nocap.measure.bench import carry_out  # torch, once the arms are known to be right

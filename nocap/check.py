@@ -121,7 +121,9 @@ def _check_words(words: Sequence[str], chosen: Sequence[str]) -> None:
     for word in words:
         key = word.partition("=")[0]
         if key in checked:
-            raise ValueError(f"{word} does not work here: the command checks {checked[key]}")
+            raise ValueError(
+                f"{word} does not work here, because this command already sets {checked[key]}"
+            )
 
 
 if __name__ == "__main__":

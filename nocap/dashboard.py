@@ -42,7 +42,7 @@ class Shown:
 
 
 def main(argv: list[str] | None = None) -> int:
-    answer = "both pages (without a login, and without sending them)"
+    answer = "both pages (needs no login; sends nothing)"
     return command(_parser(), _make, argv, answer=answer)
 
 
@@ -63,7 +63,7 @@ def _make(options: argparse.Namespace) -> int:
         _save(workspace, report, path / SAVED)
         _write_verdicts(shown, f"{workspace.entity}/{workspace.project}")
     except Exception as error:  # whatever a server answers: nothing of nocap's depends on it
-        print(f"nocap: W&B: not written: {line_of(error)}", file=sys.stderr)
+        print(f"nocap: W&B: nocap could not write the pages: {line_of(error)}", file=sys.stderr)
         return EXIT_CODES["failed"]
     return 0
 
@@ -97,8 +97,8 @@ def _server() -> str:
 
 def _parser() -> argparse.ArgumentParser:
     about = (
-        "Make a saved workspace and a report in Weights & Biases, with curves by arm and the "
-        "verdicts."
+        "Make a saved workspace and a report in Weights & Biases, with the curves of each arm and "
+        "the verdicts."
     )
     parser = argparse.ArgumentParser(prog="python -m nocap.dashboard", description=about)
     parser.add_argument(
@@ -114,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
         "--entity",
         default=os.environ.get("WANDB_ENTITY"),
         metavar="NAME",
-        help="user or team (default: WANDB_ENTITY, or that of the login)",
+        help="user or team (default: WANDB_ENTITY, or the entity of the login)",
     )
     return parser
 
@@ -404,7 +404,7 @@ def _login() -> str:
     try:
         return str(wandb.Api().default_entity)
     except Exception as error:  # a key that is none, no network
-        raise OSError(f"W&B: no account by this login: {line_of(error)}") from error
+        raise OSError(f"W&B: this login has no account: {line_of(error)}") from error
 
 
 if __name__ == "__main__":

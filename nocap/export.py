@@ -46,7 +46,7 @@ def _export(options: argparse.Namespace) -> int:
 def _export_hf(options: argparse.Namespace) -> int:
     folder = options.hf
     if options.file is not None:
-        raise ValueError(f"--hf does not work with a second file, {options.file}")
+        raise ValueError(f"--hf does not work with FILE, got {options.file}")
     is_free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
     require(is_free, "--hf", "be a new or empty folder", folder)
     run_dir = find_one(options.run or LAST, outputs=options.output_dir)
@@ -75,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "file", nargs="?", metavar="FILE", type=Path, help="file to write, as in model.safetensors"
     )
-    about = "write a new folder for transformers instead, as a GPT-2 or a Llama"
+    about = "write a new folder for transformers, with a GPT-2 or a Llama model"
     parser.add_argument("--hf", metavar="FOLDER", type=Path, help=about)
     add_outputs(parser)
     add_allow_code(parser)

@@ -46,7 +46,7 @@ class Generate:
         ge=0,
         lt=2**63,
         default=0,
-        help="seed of the draws; samples=1 and samples=8 begin with the same text",
+        help="seed of the draws; the first text does not depend on samples",
     )
     cache: bool = field(
         default=True,
@@ -60,7 +60,7 @@ class Generate:
     )
     threads: int | None = key(ge=1, le=4096, default=None, help="CPU threads (default: all cores)")
     output_dir: str = field(
-        default="outputs", metadata={"help": "folder of the runs that a name may mean"}
+        default="outputs", metadata={"help": "folder in which nocap looks for a run by its name"}
     )
 
     def __post_init__(self) -> None:

@@ -43,9 +43,11 @@ def _write(options: argparse.Namespace) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m nocap.new",
-        description="Write an option that works, for you to change: DIR/GROUP/NAME.py, its yaml "
-        "and DIR/test_NAME.py. If GROUP is study, write DIR/study.yaml, a study that runs in a few "
-        "minutes.",
+        description=(
+            "Write a working option that you can change: DIR/GROUP/NAME.py, its yaml and "
+            "DIR/test_NAME.py. If GROUP is study, write DIR/study.yaml, a study that runs in a "
+            "few minutes."
+        ),
     )
     parser.add_argument("group", metavar="GROUP", help=", ".join((*outside.groups(), STUDY)))
     parser.add_argument(

@@ -139,7 +139,7 @@ def option(group: str, place: str, plain: Any) -> type[Option]:
     )
     unread = ", ".join(str(path) for path in _sources(group) if _kinds_in(path) is None)
     if unread:
-        rule += f", where {unread} can be parsed"
+        rule += f"; there nocap cannot parse {unread}"
     raise InputError(f"{place}.kind must {rule}, got {kind!r}")
 
 
@@ -324,7 +324,12 @@ def _load(group: str, name: str) -> None:
     for cls in own:
         named = f"{path}: {cls.__name__}"
         is_dataclass = "__dataclass_fields__" in vars(cls)
-        require(is_dataclass, named, "be decorated as a dataclass", "keys that would not be seen")
+        require(
+            is_dataclass,
+            named,
+            "have the decorator @dataclass",
+            "a class whose keys nocap cannot see",
+        )
         kind: Any = cls.__dataclass_fields__["kind"].default
         rule = f"have a kind of its own, as in kind: str = {name!r}"
         require(known.get(kind) is cls, named, rule, repr(kind))
@@ -506,7 +511,7 @@ class _Finder(MetaPathFinder, Loader):
         chosen = used([module.__name__])
         for file in chosen:
             if sha256 != file.sha256:
-                rule = f"stay as this command found it, sha256 {file.sha256[:12]}…"
+                rule = f"not change while a command uses it: its sha256 was {file.sha256[:12]}…"
                 raise ChangedError(f"{path} must {rule}, got {sha256[:12]}…")
         exec(compile(source, str(path), "exec", dont_inherit=True), vars(module))
         if not chosen:

@@ -86,8 +86,8 @@ def _draw(curves: Sequence[DrawnCurve], options: argparse.Namespace, after: int)
 
 def _parser() -> argparse.ArgumentParser:
     about = (
-        "Draw curves of finished or unfinished runs. With several runs, draw a curve for each arm: "
-        "the mean over its seeds, in a band from the lowest seed to the highest."
+        "Draw curves of finished or unfinished runs. For several runs, draw a curve for each arm: "
+        "the mean over its seeds, with a band from the lowest to the highest seed."
     )
     epilog = (
         "--y takes any key of metrics.jsonl: val/loss, train/loss, val/bpb, "
@@ -108,11 +108,11 @@ def _parser() -> argparse.ArgumentParser:
         "--log",
         choices=("x", "y", "xy"),
         default="",
-        help="logarithmic axes; x then begins above 0",
+        help="use logarithmic axes; the x axis then begins above 0",
     )
     after = (
-        "leave out the steps before this one (default: 0; with several runs, the first tenth, if "
-        "it would flatten the rest of the curves)"
+        "leave out the steps before this step (default: 0; for several runs nocap leaves out the "
+        "first tenth if it would flatten the rest)"
     )
     parser.add_argument("--after", type=int, metavar="STEP", help=after)
     parser.add_argument(

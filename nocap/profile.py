@@ -71,13 +71,16 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--ceilings",
         action="store_true",
-        help="also print by how much each option could speed the step up at most",
+        help="also print the largest speedup that each option could give",
     )
     add(
         "--repeats",
         type=int,
         metavar="N",
-        help=f"number of steps with the profiler, and without it (default: {REPEATS})",
+        help=(
+            "number of steps that are timed with the profiler, and again without it (default: "
+            f"{REPEATS})"
+        ),
     )
     return parser
 
@@ -103,7 +106,7 @@ def _profile(options: argparse.Namespace) -> int:
     check_writable("--trace", options.trace)
     composed, compose = _composer(options.overrides)
     run = composed.run
-    rule = "be 1, because nocap.profile measures the step of one rank"
+    rule = "be 1, because nocap.profile measures the step of one device"
     require(run.trainer.devices == 1, "trainer.devices", rule, run.trainer.devices)
     prompt = 0
     if options.generate:

@@ -90,7 +90,9 @@ def _add_arms(group: argparse._ArgumentGroup) -> None:
     add("--ref", "REF", "a commit, branch or tag in a worktree of its own; . is the working tree")
     add("--locked", "GLOB", "files that must be equal in all refs, such as evaluation and data")
     add(
-        "--link", "PATH", "a path that git ignores and the command needs; each worktree gets a link"
+        "--link",
+        "PATH",
+        "a path that git ignores, but that the command needs; each worktree gets a link to it",
     )
 
 
@@ -100,8 +102,12 @@ def _add_question(group: argparse._ArgumentGroup) -> None:
     of_metric(
         "--metric", "PATTERN", "the metric to compare; of several metrics the first one decides"
     )
-    of_metric("--lower", None, "for the metric or guard before it, lower is better", nargs=0)
-    of_metric("--higher", None, "for the metric or guard before it, higher is better", nargs=0)
+    of_metric(
+        "--lower", None, "lower is better, for the --metric or --guard before this flag", nargs=0
+    )
+    of_metric(
+        "--higher", None, "higher is better, for the --metric or --guard before this flag", nargs=0
+    )
     add(
         "--file",
         "FILE",
@@ -109,7 +115,11 @@ def _add_question(group: argparse._ArgumentGroup) -> None:
         "FILE may hold {seed}. If it is a glob, the newest file counts",
         default="",
     )
-    of_metric("--guard", "'METRIC MARGIN'", "a metric that may be worse by MARGIN at most")
+    of_metric(
+        "--guard",
+        "'METRIC MARGIN'",
+        "another metric; an arm may be worse in it, but at most by MARGIN",
+    )
     add(
         "--expect",
         "LOW..HIGH",
@@ -191,7 +201,7 @@ def _raced(typed: Sequence[str], options: argparse.Namespace) -> int:
         write_text(running.folder / "result.html", page)
     except KeyboardInterrupt as stop:
         raise StoppedError(
-            "paused; runs that ended are kept, and the same command goes on"
+            "paused; nocap keeps the runs that ended, and the same command continues"
         ) from stop
     print(f"written: {running.folder}: result.json, result.html")
     options.answer(content)
@@ -256,7 +266,7 @@ def _check(options: argparse.Namespace, words: Sequence[str]) -> None:
     _check_numbers(options)
     if options.arm:
         if options.ref:
-            raise ValueError(f"{EITHER}, and not both")
+            raise ValueError(f"{EITHER}; the two do not work together")
         _check_commands(options, words)
     else:
         if not options.ref:

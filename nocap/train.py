@@ -118,7 +118,9 @@ def _train_grid(flags: Flags) -> NoReturn:
         )
         raise ValueError(f"--multirun must not run under torchrun: {reason}")
     if "WANDB_SWEEP_ID" in os.environ:
-        reason = "it has one run for each command; sweep over the keys in the sweep's yaml"
+        reason = (
+            "the agent starts one run with each command; name the swept keys in the sweep's yaml"
+        )
         raise ValueError(f"--multirun must not run under W&B's agent: {reason}")
     from nocap.launch.multirun import multirun
 

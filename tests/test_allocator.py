@@ -96,6 +96,7 @@ def test_another_c_library_has_no_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     run = composed([*CELL]).run
     assert run.trainer.malloc is Malloc.system
     with pytest.raises(
-        ValueError, match=r"trainer\.malloc must be system where the C library is not glibc"
+        ValueError,
+        match=r"trainer\.malloc must be system, because this machine's C library is not glibc",
     ):
         composed([*CELL, "trainer.malloc=pooled"])

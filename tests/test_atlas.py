@@ -273,7 +273,7 @@ def test_the_readme_counts_the_ideas_as_the_committed_lines_do(
 
     assert helping == 9
     assert f"nocap tried {len(ideas)} ideas, one at a time," in text
-    assert "Nine save training time" in text
+    assert "Nine ideas save training time" in text
     assert f"{without} have too few seeds for a verdict" in text
 
 

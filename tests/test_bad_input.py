@@ -380,7 +380,7 @@ REFUSED = {
         ("model.qk_norm=", "model.qk_norm must be true or false, got ''"),
         (
             "data=shards data.val=val.bin data.train=[a,b]",
-            "data.train must be one text, and no list",
+            "data.train must be one text and not a list",
             "['a', 'b']",
         ),
         *(
@@ -588,11 +588,11 @@ REFUSED = {
         ),
         (
             "seed=0 hydra.launcher._target_=os.system",
-            "hydra.launcher._target_ must be set together with its",
+            "hydra.launcher._target_ must be set in the same command as its",
         ),
         (
             "seed=0 hydra.launcher.jobs=2",
-            "hydra.launcher.jobs must be set together with its launcher, as in hydra/",
+            "hydra.launcher.jobs must be set in the same command as its launcher,",
         ),
         (
             "seed=0 hydra/launcher=pool ++hydra.launcher._target_=os.system",
@@ -710,8 +710,8 @@ GPT2 = "GPT-2 of 124M parameters is model=d12 tokenizer=gpt2"
         ("trainer.batch_size=8", "trainer.batch_tokens, sequences of a forward are "),
         ("lr=0.1", "lr is no key of run (did you mean optimizer.lr?)"),
         ("epochs=2", f"epochs is no key of run: a run has no epochs; {UPDATES}"),
-        ("dropout=0.1", "dropout is no key of run: nocap's models have none"),
-        ("model.dropout=0.1", "model.dropout is no key of gpt: nocap's models have none"),
+        ("dropout=0.1", "dropout is no key of run: nocap's models have no dropout"),
+        ("model.dropout=0.1", "model.dropout is no key of gpt: nocap's models have no dropout"),
         ("seeds=3", "seeds is no key of run: a run has one seed; seed=0,1,2 with --multirun"),
         ("n_layers=4", f"n_layers is no key of run: {BLOCKS}"),
         ("model.n_layers=4", "model.n_layers is no key of gpt: "),

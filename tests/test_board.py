@@ -140,7 +140,7 @@ def test_a_loss_that_the_log_has_not_is_refused(tmp_path: Path):
     row["value"] += 1e-9  # no word and no figure that is shown changes
     results.write_text(json.dumps(content))
     with pytest.raises(
-        ValueError, match=r"claim A16.qk must have a loss that stands in the study's log "
+        ValueError, match=r"claim A16.qk must have a loss that the study's log states "
     ):
         board.board(tmp_path)
 
@@ -176,7 +176,7 @@ def test_a_figure_that_the_log_has_not_is_labelled(tmp_path: Path):
     results.write_text(json.dumps(content))
     norms = rows(board.read_studies(tmp_path)[1]["norms"])
     (row,) = [row for row in norms if row.claim.id == "B3.speed"]
-    assert "its log has other figures of bench session 1" in str(
+    assert "the study's log has other figures for bench session 1" in str(
         row.claim_result.standing.exploratory
     )
 
@@ -205,7 +205,8 @@ def test_what_is_not_worked_out_again_is_named(tmp_path: Path, capsys: pytest.Ca
         patch.setattr(current_claims, "prepare", elsewhere)
         assert command(["--board", str(tmp_path)]) == 0
     line = (
-        "nocap: norms, scale cpu: claims keep their stored hashes, no arm is composed here: "
+        "nocap: norms, scale cpu: claims keep their stored hashes, because nocap cannot compose "
+        "the arms here: "
         "the data are on"
     )
     assert line in capsys.readouterr().err
@@ -298,7 +299,7 @@ def test_false_verdicts_to_expect(shown: dict[str, ClaimRow]):
     assert board_pages.errors(every).startswith(
         f"{noisy} of the {len(every)} rows rest on measurements with noise."
     )
-    assert "Up to 1.0 false verdicts are to be expected" in board_pages.errors(every[:1] * 20)
+    assert "Expect at most 1.0 false verdicts" in board_pages.errors(every[:1] * 20)
 
 
 def test_bounds_that_were_passed_are_explained(shown: dict[str, ClaimRow]):
@@ -740,7 +741,7 @@ def test_a_rows_words_and_ends_are_its_studys_of_now(tmp_path: Path):
     changed = loaded(folder, study(claims=claims))
     (row,) = rows(study_pages.all_results(changed, folder))
     assert row.word == "refuted"
-    assert row.claim_result.standing.exploratory == "not in its study's log"
+    assert row.claim_result.standing.exploratory == "not in the study's log"
 
 
 # --- a board of one's own -------------------------------------------------------------------------
@@ -779,13 +780,13 @@ def test_groups_are_by_the_longest_beginning_of_a_source(folder: Path):
     headings = [line for line in lines if line.startswith("#")][1:]
     assert headings == [
         "## The paper's 1 claim: 1 confirmed",
-        "### 1 on the machine they are about, or counted on any",
+        "### 1 on the machine that the claim is about, or counted on any machine",
         "## A toy, counted nowhere",
         "### Not built, or nothing to measure",
         "## Answered without a study",
     ]
     page = text_of(files[folder / "board.html"])
-    assert "<h1>Of the paper's decided claims all held.</h1>" in html.unescape(
+    assert "<h1>Of the paper's decided claims, all held.</h1>" in html.unescape(
         files[folder / "board.html"]
     )
     assert "Mind the gap." in page
@@ -798,7 +799,7 @@ def test_without_groups_all_are_counted_together(folder: Path):
     headings = [line for line in lines if line.startswith("#")]
     assert headings == [
         "# Claims about GPT training: 2 confirmed",
-        "## 2 on the machine they are about, or counted on any",
+        "## 2 on the machine that the claim is about, or counted on any machine",
     ]
 
 

@@ -120,8 +120,8 @@ def test_branch_is_the_whole_run(
 
     again, _ = train(here, tmp_path / "branch", *BRANCH, begins(trunk), "trainer.keep_steps=[10]")
     assert (
-        "already finished: nothing to train; the run has no checkpoint of trainer.keep_steps=[10]"
-        in again
+        "the run has already finished, so there is nothing to train; it has no checkpoint of "
+        "trainer.keep_steps=[10]" in again
     )
 
     spent = read(branch / "summary.json")["clock_s"]["wall"]
@@ -185,33 +185,33 @@ def test_what_cannot_be_a_trunk_is_refused(tmp_path: Path, trunk: Path) -> None:
         f"{trunk}": (f"{key}{trunk}",),
         f"or RUN@80, got {at(missing)}": (begins(missing),),
         f"{at(damaged) / 'manifest.json'} must hold a JSON object": (begins(damaged),),
-        f"be a whole checkpoint, got {at(state)}": (begins(state),),
+        f"be a complete checkpoint, got {at(state)}": (begins(state),),
         "be in the folder of its run, with manifest.json and config.yaml": (f"{key}{alone}",),
-        "be of a step before trainer.steps=12, got step 16": (
+        "be from a step before trainer.steps=12, got step 16": (
             f"{key}{at(trunk).with_name('step-00000016')}",
         ),
-        "be of a run with the same optimizer.lr (0.5), got 0.003": (
+        "be from a run with the same optimizer.lr (0.5), got 0.003": (
             begins(trunk),
             "optimizer.lr=0.5",
         ),
-        "be of a run with the same seed (1), got 0": (begins(trunk), "seed=1"),
-        "be of a run with the same attention.n_kv_heads (1), got": (
+        "be from a run with the same seed (1), got 0": (begins(trunk), "seed=1"),
+        "be from a run with the same attention.n_kv_heads (1), got": (
             begins(trunk),
             "attention=mqa",
         ),
-        "be of a run with the same schedule.warmup_steps (3), got 2": (
+        "be from a run with the same schedule.warmup_steps (3), got 2": (
             begins(trunk),
             "schedule.warmup_steps=3",
         ),
-        "be of a run with the same data (": (begins(other),),
-        "learning rate before the branch at step 8 (0.833333 of the peak at step 7), got 1 in": (
+        "be from a run with the same data (": (begins(other),),
+        "learning rates up to step 8, where this run begins (0.833333 of the peak at step 7), "
+        "got 1 in": (
             begins(trunk),
             "schedule.decay_steps=6",
         ),
-        "learning rate before the branch at step 8 (1 of the peak at step 7), got 0.9 in": (
-            begins(inside),
-        ),
-        "must name a run, because last": (f"{key}last@8",),
+        "learning rates up to step 8, where this run begins (1 of the peak at step 7), got 0.9 "
+        "in": (begins(inside),),
+        "must name one run; last": (f"{key}last@8",),
         "must name a run: nano must be a run": (f"{key}nano@8",),
         "/@8": (f"{key}@8",),
     }

@@ -270,8 +270,8 @@ def test_a_record_without_the_time_of_a_token_is_not_compared(tmp_path):
     pace = to_json(result_of(comparison))["arms"][1]["token_us"]
 
     assert pace["ratio"] is None
-    assert pace["refused"] == "a record has no time a token"
-    assert "[1] a record has no time a token" in render(comparison)
+    assert pace["refused"] == "a run's record has no time a token"
+    assert "[1] a run's record has no time a token" in render(comparison)
 
 
 def grid_of(root: Path, effects: dict[str, float]) -> None:
@@ -393,7 +393,7 @@ def test_a_row_is_over_the_seeds_that_all_arms_share(tmp_path):
     assert arm["difference"]["mean"] == pytest.approx(expected)
     said = " ".join(content["problems"])
     assert (
-        "gelu3x: its row is over the seeds that it shares with the other arms, without 0, 7" in said
+        "gelu3x: its row uses only the seeds that all arms share, and leaves out seed 0, 7" in said
     )
     assert other["difference"]["verdict"] == "better"
 
@@ -407,9 +407,7 @@ def test_arms_that_share_no_seeds_are_samples_and_a_line_says_which(tmp_path):
     for arm in content["arms"][1:]:
         assert arm["difference"]["method"] == "unpaired, all arms together"
     said = " ".join(content["problems"])
-    assert (
-        "nothing is paired, as the arms do not all share 3 seeds: compare without other for" in said
-    )
+    assert "nocap pairs no seeds, because the arms do not share 3 seeds; leave out other" in said
 
 
 def test_too_few_seeds_get_no_verdict(tmp_path):
@@ -525,8 +523,9 @@ def attentions(
         (("flash", "mha"), ""),  # the kernel is all that differs
         (
             ("mha", "gqa"),
-            "gqa: kernel differs: materialized and fused; the control is mha with "
-            "attention.kernel=fused: no arm here",
+            "gqa: its kernel differs from the baseline's (fused, not materialized); the control "
+            "is mha with "
+            "attention.kernel=fused: no arm here has this setting",
         ),
     ],
 )
@@ -565,7 +564,8 @@ def test_the_control_of_a_swept_kernel_is_named_where_it_is_an_arm(tmp_path):
     control = next(arm for arm in content["arms"] if arm["label"] == "mha gelu4x")
     (line,) = [line for line in content["problems"] if "control" in line]
     assert line == (
-        "mha gelu3x: kernel differs: fused and materialized; the control is flash gelu4x with "
+        "mha gelu3x: its kernel differs from the baseline's (materialized, not fused); the "
+        "control is flash gelu4x with "
         f"attention.kernel=materialized: mha gelu4x (--baseline {control['arm']})"
     )
 
@@ -618,7 +618,9 @@ def test_steps_that_were_swept_are_the_question(tmp_path, swept, verdict):
 
 def test_runs_that_one_budget_of_time_ended_are_compared_and_a_line_says_so(tmp_path):
     assert lengths(tmp_path, steps=300, config={"mlp.expansion": 3.0}, train_s=4.02) == "worse"
-    line = "gpt2-x: compared at an equal time of training (4.02 s), after another number of steps"
+    line = (
+        "gpt2-x: compared after an equal training time (4.02 s), but after another number of steps"
+    )
     problems = told(tmp_path)["problems"]
     assert line.removeprefix("gpt2-") in " ".join(problems)
 
@@ -638,7 +640,7 @@ def test_a_diverged_seed_is_a_result(tmp_path):
     steps = arm["to_target"]["steps"]
     assert steps["reached"] == 3
     assert steps["n"] == 4
-    assert any("diverged" in line and "flatters" in line for line in content["problems"])
+    assert any("diverged" in line and "look too good" in line for line in content["problems"])
 
 
 # --- looks ----------------------------------------------------------------------------------------
@@ -698,7 +700,7 @@ def test_looks_are_counted_from_what_commands_asked_for(tmp_path, commands, look
     assert content["confidence"] == 1 - 0.05 / look**2
     shown = {1: "95%", 2: "98.75%", 3: "99.44%"}[look]
     comparison = compare(load_runs([tmp_path]))
-    assert f"±: half of the {shown} interval" in render(comparison)
+    assert f"± is half of the {shown} interval" in render(comparison)
     difference = content["arms"][1]["difference"]
     assert difference["low"] == pytest.approx(exact.low, abs=1e-9)
     assert difference["high"] == pytest.approx(exact.high, abs=1e-9)
@@ -790,7 +792,7 @@ def test_equal_times_and_counts_have_no_width(tmp_path):
     assert speed["high"] == pytest.approx(1 / 1.004)
     assert memory["low"] == 1.0
     assert memory["high"] == 1.0
-    assert "not interleaved" in " ".join(content["problems"])
+    assert "did not run in turns" in " ".join(content["problems"])
 
 
 def test_a_ratio_whose_ends_lie_a_factor_of_ten_apart_is_not_known(tmp_path):
@@ -838,7 +840,7 @@ def test_a_run_without_a_curve_does_not_vanish_at_a_target(tmp_path):
     steps = arms["gelu3x"]["to_target"]["steps"]
 
     assert steps["ratio"] is None
-    assert steps["refused"].startswith("no curve of ")
+    assert steps["refused"].startswith("these runs have no curve: ")
     assert "-s3" in steps["refused"]
 
 
@@ -910,14 +912,14 @@ def test_losses_that_measure_different_things_are_never_compared(tmp_path, capsy
     of_group = api.compare(tmp_path, group=group)
     expected = len(api.compare(tmp_path)["runs"]) - 1
     assert len(of_group["runs"]) == expected
-    assert "with --group" in " ".join(of_group["problems"])
+    assert "--group" in " ".join(of_group["problems"])
     error = refusal([tmp_path, "--group", "luck"], capsys)
     assert re.search(f"--group must be one of [0-9a-f]{{6}}, {group}, got 'luck'", error)
     assert len(told(tmp_path, baseline="other")["runs"]) == 3  # the group that has the baseline
     declared = out("--allow", key)
     in_bits = key == "tokenizer.vocabulary"
     assert "declared: " in declared
-    assert ("verdicts are on bits per byte" in declared) == in_bits
+    assert ("verdicts compare bits per byte" in declared) == in_bits
     metric = told(tmp_path, allow=[key])["metric"]
     assert metric == ("val_bpb" if in_bits else "val_loss")
 
@@ -956,9 +958,9 @@ def test_what_cannot_be_compared_is_refused(tmp_path, capsys, monkeypatch):
         (["half"], "needs a finished run"),
         (
             ["whole", "--baseline", "mqa"],
-            "--baseline must name one arm ('gelu4x', 'gelu3x'), got 'mqa'",
+            "--baseline must name one of the arms ('gelu4x', 'gelu3x'), got 'mqa'",
         ),
-        (["whole", "--baseline", "flash"], "--baseline must name one arm"),  # both
+        (["whole", "--baseline", "flash"], "--baseline must name one of the arms"),  # both
         (["whole", "--allow", "luck"], "--allow must be one of"),
         (["whole", "--target", "nan"], "--target must be a loss above 0, got nan"),
         (["whole", "--json", "multirun.yaml/x.json"], "--json must be a file that can be written"),

@@ -301,7 +301,10 @@ def test_a_narrow_model_trains_in_fp32_where_a_cpu_has_amx(monkeypatch: pytest.M
     )
     run = compose(["model=nano", *ONE_THREAD])
     assert run.trainer.precision is Precision.fp32
-    rule = "AMX gains from 128 channels with heads of 32 on, here are 64 channels with heads of 16"
+    rule = (
+        "AMX helps if a model has at least 128 channels and heads of 32; this model has "
+        "64 channels and heads of 16"
+    )
     assert reasons(run)["precision"] == f"fp32: {rule}"
     monkeypatch.setattr(hardware, "native_bf16", lambda: True)
     assert other_precision(Device.cpu, run.model) is Precision.bf16

@@ -172,7 +172,9 @@ def test_without_a_login_the_library_or_a_server_one_line_says_so(
     workspace = dashboard._library()[0].Workspace
     monkeypatch.setattr(workspace, "save", refuse)
     assert dashboard.main([str(grid), "--entity", "e"]) == 1
-    assert capsys.readouterr().err == "nocap: W&B: not written: no such project\n"
+    assert (
+        capsys.readouterr().err == "nocap: W&B: nocap could not write the pages: no such project\n"
+    )
     monkeypatch.setattr("wandb.login", lambda **settings: False)
     said = refusal([grid], capsys, command=dashboard)
     assert "a dashboard needs a W&B login: type wandb login (--json FILE needs no login)" in said

@@ -243,7 +243,7 @@ def test_a_comparison_shows_it_by_arm_and_by_factor() -> None:
     shown = render(comparison)
     assert re.search(r"^attention=gqa .* 0\.\d+ \[0\.\d+, 0\.\d+\]$", shown, re.M)
     assert re.search(r"^found: .*\n +attention=gqa.* of the time at equal loss", shown)
-    assert "by its ends after 105, 150 and 210 steps" in shown
+    assert "with 105, 150 and 210 steps" in shown
     html = page.render(comparison)
     assert "time at equal loss" in html
 
@@ -267,7 +267,7 @@ def test_lengths_of_another_arm_are_named_and_are_no_arms() -> None:
     assert comparison.not_compared == []
     (line,) = comparison.problems
     assert line.startswith(
-        "12 runs of other lengths are not of gqa gelu4x: there is no time at equal loss"
+        "there is no time at equal loss, because 12 runs of other lengths belong to another arm"
     )
 
 
@@ -324,10 +324,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "beyond the ends": (
         {"gain": 0.3},
         "flash swiglu",
-        "its loss lies beyond what the baseline reaches in 105 to 210 steps",
+        "the arm's loss is outside the range that the baseline reaches in 105 to 210 steps",
     ),
     "another machine": ({"change": on_another_machine}, "gqa gelu4x", "other hardware: 1 × b (b)"),
-    "no time": ({"change": untimed}, "gqa gelu4x", "a record has no time a token"),
+    "no time": ({"change": untimed}, "gqa gelu4x", "a run's record has no time a token"),
     "a flat baseline": (
         {"change": flat},
         "flash swiglu",
@@ -336,7 +336,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "a seed lost": (
         {"change": lost},
         "flash swiglu",
-        "the baseline's other lengths do not have 3 seeds or more",
+        "the baseline's other lengths have fewer than 3 seeds",
     ),
 }
 
@@ -420,7 +420,7 @@ def test_a_grid_trains_them_and_tells_the_time_at_equal_loss(tmp_path: Path, her
     assert "equal loss: the baseline also trains for 7 and 14 steps: 2 runs more" in done.out
     assert "4 finished; 3 trained now" in done.out
     assert "2 arms from 2 runs; baseline: flash" in done.out
-    assert "the baseline's other lengths do not have 3 seeds or more of the table's" in done.out
+    assert "the baseline's other lengths have fewer than 3 seeds of the table" in done.out
     (folder,) = (tmp_path / "outputs" / "grids").iterdir()
     comparison = compare(load_runs([folder]))
     trainer_steps = [arm.config["trainer.steps"] for arm in comparison.lengths]

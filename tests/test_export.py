@@ -232,7 +232,7 @@ def test_a_key_that_was_not_trained_with_is_refused(tmp_path: Path, text: str) -
     kept = [line for line in lines if text.partition(":")[0] not in line]
     kept.insert(kept.index("model:") + 1, f"  {text}")
     (older / "config.yaml").write_text("\n".join(kept))
-    with pytest.raises(ValueError, match=r"config\.yaml is not the config of manifest\.json"):
+    with pytest.raises(ValueError, match=r"config\.yaml differs from the config in manifest\.json"):
         trained(older)
 
 
@@ -258,7 +258,7 @@ def test_other_code_than_the_runs_is_named(
     file = tmp_path / "model.safetensors"
     run_dir = str(this.run_dir)
     assert export.main([run_dir, str(file), "--config-dir", str(softcap)]) == 0
-    assert "is not the code" not in capsys.readouterr().err
+    assert "differs from the code" not in capsys.readouterr().err
     (path,) = (softcap / "attention").glob("*.py")
     path.write_text(f"{path.read_text()}\n# another\n")
     outside.use([softcap])
@@ -270,7 +270,7 @@ def test_other_code_than_the_runs_is_named(
         said.append(capsys.readouterr().err)
     else:
         read_export(file, log=said.append)
-    assert f"{path} is not the code that this run was trained with" in said[0]
+    assert f"{path} differs from the code that trained this run" in said[0]
     os.environ.pop(outside.VARIABLE)
 
 

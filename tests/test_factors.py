@@ -173,7 +173,7 @@ def test_a_gain_that_no_arm_shows_is_shown_by_factor(
         out,
     )
     assert out.index("By factor") < out.index("Verdicts")
-    assert "None of 7 interactions is shown: the gains may add up." in out
+    assert "Of 7 interactions, 0 shown: the gains of single changes may add up." in out
 
 
 def test_what_turns_round_with_another_key_depends_on_it(tmp_path: Path) -> None:
@@ -314,8 +314,8 @@ def test_an_arm_that_left_the_table_leaves_a_hole_and_a_line_says_so(tmp_path: P
     content = told(root)
     assert content["by_factor"] is None
     assert (
-        "not read by factor: without 0.2 b (diverged (1 of 4 seeds)) the grid has holes"
-        in content["problems"]
+        "there is no table by factor, because the grid has no usable result of 0.2 b (diverged "
+        "(1 of 4 seeds))" in content["problems"]
     )
 
 

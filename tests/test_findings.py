@@ -113,7 +113,7 @@ def test_the_headline_names_the_level_that_was_shown_and_what_would_show_the_res
     assert re.fullmatch(better, first)
     gap = f"{found[1]['difference']['mean']:.4f}"
     assert second.strip() == (
-        "attention=gqa against attention=flash over 3 levels of mlp: no difference shown (some "
+        "attention=gqa against attention=flash over 3 levels of mlp: no difference shown (about "
         f"{seeds} seeds would show {gap} nats/token)"
     )
 
@@ -125,7 +125,7 @@ def test_the_rest_is_counted(tmp_path: Path) -> None:
     comparison = runs(tmp_path, {"base": FLAT, **worse, "noisy": NOISY})
     assert re.fullmatch(
         r"m5 worse than base by 0\.5000 ± 0\.\d{4} nats/token.*; m4 worse than base by .*; "
-        "m3 worse than base by .*; 3 others: 2 worse, 1 no difference shown",
+        "m3 worse than base by .*; 3 other findings: 2 worse, 1 no difference shown",
         headline(comparison),
     )
 
@@ -136,7 +136,7 @@ def test_the_only_other_arm_is_named_and_one_word_of_all_others_is_not_counted(
     losses = {"base": FLAT}
     for i in range(1, 6):
         losses[f"m{i}"] = [loss + 0.1 * i for loss in FLAT]
-    assert headline(runs(tmp_path / "five", losses)).endswith("; 2 others: worse")
+    assert headline(runs(tmp_path / "five", losses)).endswith("; 2 other findings: worse")
     losses.pop("m5")
     assert "; m1 worse than base by 0.1000 " in headline(runs(tmp_path / "four", losses))
 
@@ -199,7 +199,7 @@ def test_a_speed_that_is_not_shown_is_said_beside_a_gain(tmp_path: Path) -> None
 def test_an_arm_alone_is_said_to_be_so(tmp_path: Path) -> None:
     assert (
         headline(runs(tmp_path, {"base": FLAT}))
-        == "one arm, gpt2-base, and none to compare it with"
+        == "there is only one arm, gpt2-base; nocap cannot compare it"
     )
 
 
@@ -232,14 +232,15 @@ def test_a_difference_that_is_not_shown_asks_for_the_seeds_that_would_show_it(
     missing = 2 * (found.seeds - 4)  # of two arms
     assert following["minutes"] == pytest.approx(missing * fmean(walls_s) / 60, abs=1e-3)
     assert following["minutes"] > 0
-    line = f"next: the same command with seed={','.join(map(str, seeds))} (finished runs are kept)"
+    seeds_text = ",".join(map(str, seeds))
+    line = f"next: the same command with seed={seeds_text} (nocap keeps the finished runs)"
     assert render(comparison).endswith(line)
     text = re.sub(r"<[^>]+>", " ", page.render(comparison))
     words = html.unescape(text).split()
     shown = " ".join(words)
     assert line in shown
     assert shown.startswith(headline(comparison))
-    assert "Nothing is shown to be better than base in validation loss." in shown
+    assert "No arm is shown to be better than base in validation loss." in shown
     assert shown.count(headline(comparison)) == 2  # the title, and below the answer
     assert headline(comparison).endswith(" nats/token), no difference shown in speed")
 
@@ -259,10 +260,11 @@ def test_what_four_times_the_seeds_would_not_show_asks_for_longer_runs(tmp_path:
     assert more is not None
     assert more.override == "trainer.steps=1600"
     (found,) = comparison.findings.found
-    reason = "no planned number of seeds would be enough: longer runs need fewer seeds"
+    reason = "more seeds alone would not be enough; longer runs need fewer seeds"
     if found.seeds is not None:
         reason = (
-            f"about {found.seeds} seeds would be needed, more than 4 times as many: longer runs "
+            f"about {found.seeds} seeds would be necessary, more than 4 times as many as now; "
+            "longer runs "
             "need fewer seeds"
         )
     assert next_step(comparison) == f"next: the same command with {more.override} ({reason})"
@@ -295,7 +297,7 @@ def test_where_all_losses_are_shown_the_speed_is_next(tmp_path: Path) -> None:
     comparison = runs(tmp_path, {"base": FLAT, "worse": worse})
     assert comparison.findings.next is None
     line = (
-        "next: nothing is left to add for the loss; for the speed the same command with --time 60, "
+        "next: the loss needs no more runs; for the speed, type the same command with --time 60, "
         "which times the arms in turns"
     )
     assert next_step(comparison) == line
@@ -308,12 +310,12 @@ def test_where_all_is_shown_nothing_is_asked() -> None:
         loss = record_of("flash", "gelu4x", seed).summary["val_loss"] + 0.2
         records.append(with_summary(record_of("gqa", "gelu4x", seed), val_loss=loss))
     comparison = compare(Found(records=records))
-    assert next_step(comparison) == "next: nothing is left to add for the loss"
+    assert next_step(comparison) == "next: the loss needs no more runs"
 
 
 def test_one_arm_asks_for_another(tmp_path: Path) -> None:
     alone = runs(tmp_path, {"base": FLAT})
-    assert next_step(alone) == "next: another arm, to compare this one with"
+    assert next_step(alone) == "next: train another arm, so that nocap can compare two arms"
 
 
 def test_a_chain_asks_for_more_without_a_command(tmp_path: Path) -> None:
@@ -321,7 +323,7 @@ def test_a_chain_asks_for_more_without_a_command(tmp_path: Path) -> None:
     runs(tmp_path, {"base": FLAT, "noisy": NOISY})
     chain = compare(load_runs([tmp_path]), against="previous")
     assert next_step(chain) == (
-        "next: more seeds, or longer runs, by the commands that started these runs"
+        "next: repeat the commands that started these runs, with more seeds or more steps"
     )
 
 
@@ -344,6 +346,6 @@ def test_a_difference_that_has_a_word_is_not_the_same(tmp_path: Path) -> None:
 def test_the_cautious_interval_is_called_so(tmp_path: Path) -> None:
     runs(tmp_path, {"base": FLAT, "noisy": NOISY})
     content = load_runs([tmp_path])
-    assert "±: half of the cautious interval that decides" in render(
+    assert "± is half of the cautious interval, which decides" in render(
         compare(content, cautious=True)
     )

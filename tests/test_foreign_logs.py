@@ -295,7 +295,7 @@ def test_an_arm_that_diverged_never_wins(name):
 @needs_samples
 def test_a_log_without_a_loss_is_refused_with_what_turns_its_unit(capsys):
     said = refusal([VARIANTS / "perplexity"], capsys)
-    assert "a perplexity is turned by --columns 'val_loss=log(val_ppl)'" in said
+    assert "read a perplexity with --columns 'val_loss=log(val_ppl)'" in said
     assert "val_loss_bits/1.442695" in refusal([VARIANTS / "bits"], capsys)
     assert "train_loss (--columns KEY=NAME)" in refusal([VARIANTS / "trainonly"], capsys)
     words = [VARIANTS / "perplexity", "--columns", "val_loss=val_ppl"]
@@ -328,7 +328,7 @@ def test_a_budget_of_time_ends_a_run_that_is_finished():
     steps = {run.summary["steps"] for run in found.records}
     assert len(steps) == 6
     assert (
-        "compared: final_int8_zlib_roundtrip_exact, the last score that all runs have"
+        "nocap compares final_int8_zlib_roundtrip_exact, the last score that all runs have"
         in found.problems[0]
     )
 
@@ -343,8 +343,8 @@ def test_only_a_score_that_all_runs_have_is_compared(tmp_path):
         text = "".join(lines[:-1] if number == 0 else lines)
         copy.write_text(text)
     found = load_logs([str(tmp_path)])
-    assert "compared: final_int6_roundtrip" in found.problems[0]
-    assert "not all have final_int6_sliding_window" in found.problems[0]
+    assert "nocap compares final_int6_roundtrip" in found.problems[0]
+    assert "some runs lack final_int6_sliding_window" in found.problems[0]
     first = min(found.records, key=lambda run: run.name)
     score = re.search(r"int6_roundtrip .*val_bpb:([\d.]+)", first.folder.read_text())
     assert first.value("val_bpb") == float(score[1])
@@ -450,7 +450,7 @@ def test_names_that_differ_by_a_number_alone_are_refused_with_the_flag(tmp_path,
     for seed in range(3):
         curve(tmp_path / template.format(seed=seed), 3 - 0.01 * seed)
     said = refusal([tmp_path], capsys)
-    assert "may name 3 arms, or runs of one arm, as nocap guesses" in said
+    assert "may be 3 arms, or runs of one arm, and nocap does not guess" in said
     assert "--names '{arm}/{seed}'" in said
     names = template.format(seed="{seed}").rpartition(".")[0]
     records = load_logs([str(tmp_path)], names=names).records
@@ -464,8 +464,12 @@ def test_names_that_differ_by_a_number_alone_are_refused_with_the_flag(tmp_path,
     ("template", "said"),
     [
         ("runs/*", "--names must hold {arm} or {seed}, as in '{arm}/{seed}', got runs/*"),
-        ("{arm}/{lr}", "--names must hold {arm}, {seed} and * alone, got {lr}"),
-        ("{arm}/{arm}", "--names must hold each once, got {arm}"),
+        (
+            "{arm}/{lr}",
+            "--names must hold no other names than {arm} and {seed}, and no other wildcard than "
+            "*, got {lr}",
+        ),
+        ("{arm}/{arm}", "--names must hold {arm} and {seed} at most once each, got {arm}"),
         ("{arm}-{seed}/x", "--names must fit each path, as "),
     ],
 )
@@ -495,7 +499,7 @@ def test_folders_and_files_that_cross_are_refused(tmp_path, capsys):
         for arm, loss in (("base", 3.0), ("idea", 2.9)):
             curve(tmp_path / repeat / f"{arm}.csv", loss + number / 100)
     said = refusal([tmp_path], capsys)
-    assert "--names '{arm}/*' or --names '*/{arm}' says which" in said
+    assert "add --names '{arm}/*' for folders, or --names '*/{arm}' for files" in said
     found = load_logs([str(tmp_path)], names="*/{arm}")
     assert {run.arm for run in found.records} == {"base", "idea"}
 
@@ -511,7 +515,7 @@ TWICE = {  # two runs of one arm and seed, and what is said of them
     ),
     "a step with two losses": (
         "step,val_loss,part\n0,4,a\n0,5,b\n50,3,a\n50,4,b\n",
-        "must have one loss a step, got several that differ",
+        "must have one loss for each step, got several that differ",
     ),
 }
 
@@ -555,7 +559,10 @@ def test_a_program_that_printed_twice_into_a_file_made_two_runs(tmp_path, capsys
     path.write_text("".join(lines) + whole)
     records = load_logs([str(tmp_path)]).records
     statuses = [run.status for run in records]
-    assert statuses == ["unfinished: 100 of 200 steps, as others of its arm have", "finished"]
+    assert statuses == [
+        "unfinished: 100 of the 200 steps that other runs of its arm have",
+        "finished",
+    ]
 
 
 def test_what_a_trainer_prints_without_its_end_is_not_finished(tmp_path):
@@ -582,7 +589,7 @@ def test_a_run_short_of_its_own_total_is_unfinished(tmp_path, capsys):
             path.write_text(text)
     assert door.main([str(tmp_path)]) == 0
     said = capsys.readouterr().out
-    assert "found: one arm" in said
+    assert "found: there is only one arm" in said
     assert "idea/seed0.txt (unfinished: 100 of 250 steps)" in said
 
 
@@ -591,7 +598,9 @@ def test_a_run_shorter_than_the_others_of_its_arm_is_unfinished(tmp_path):
     curve(tmp_path / "idea" / "seed1.csv", 2.9, steps=100)
     found = load_logs([str(tmp_path)])
     statuses = {run.name: run.status for run in found.records if run.status != "finished"}
-    assert statuses == {"idea/seed1.csv": "unfinished: 100 of 200 steps, as others of its arm have"}
+    assert statuses == {
+        "idea/seed1.csv": "unfinished: 100 of the 200 steps that other runs of its arm have"
+    }
     every = load_logs([str(tmp_path)], lengths=False)
     assert {run.status for run in every.records} == {"finished"}
 
@@ -898,7 +907,9 @@ def test_differently_named_logs_of_a_folder_are_never_averaged(tmp_path, capsys)
     for group, names in kinds.items():
         for number, name in enumerate(names):
             final(tmp_path / group / f"{name}.csv", 3 + number / 100)
-    assert "--names '{arm}/*' or --names '*/{arm}' says which" in refusal([tmp_path], capsys)
+    assert "add --names '{arm}/*' for folders, or --names '*/{arm}' for files" in refusal(
+        [tmp_path], capsys
+    )
     found = load_logs([str(tmp_path)], names="*/{arm}")
     expected = {*kinds["attention"], *kinds["mlp"]}
     assert {run.arm for run in found.records} == expected
@@ -1112,7 +1123,7 @@ def test_a_refusal_names_the_files_that_were_seen(tmp_path, capsys):
     assert "got 2 files (model.bin, notes.md), none in a format that nocap knows" in said
     crossed(tmp_path / "runs", "{arm}/seed{seed}.csv")
     said = refusal([tmp_path / "runs", "--format", "hf"], capsys)
-    assert "which --format csv reads" in said
+    assert "which nocap reads with --format csv" in said
 
 
 # --- the page -------------------------------------------------------------------------------------

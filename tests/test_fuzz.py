@@ -162,7 +162,7 @@ def test_text_is_not_made_with_another_runs_checkpoint(copied):
     words = [f"run={copied['done']}", "max_tokens=2", "threads=1", "device=cpu"]
     said = answer(lambda: generate.main(words))
     assert said.code == 2
-    assert f"it is of another run, {copied['half'].name}" in said.err
+    assert f"the checkpoint is from another run, {copied['half'].name}" in said.err
 
 
 @runs

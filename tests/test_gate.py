@@ -199,7 +199,7 @@ OTHER_PLACES = [
             (
                 ["cache_dir=elsewhere"],
                 "cache_dir",
-                "a study must not set {}: the command sets the folders",
+                "a study must not set {}, because the command sets it",
             ),
             (["++output_dir=elsewhere"], "output_dir", "a study must not set {}"),
             (

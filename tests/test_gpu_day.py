@@ -247,7 +247,7 @@ def test_a_session_that_is_given_twice_is_refused(
     first = of_day("2026-11-27")
     err = refused(options, capsys, first, first)
     assert err.startswith(
-        "nocap: --sessions-from must have sessions that lie 5 minutes apart, got -4"
+        "nocap: --sessions-from must have at least 5 minutes between two sessions, got -4"
     )
 
 

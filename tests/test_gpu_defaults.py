@@ -202,8 +202,8 @@ def test_no_arm_of_a_grid_has_graphs_where_one_is_beyond_them() -> None:
     graphs, notes = grid("", "attention=gqa", BETWEEN)
     assert graphs == [False] * 3
     assert notes == [
-        f"note: trainer.cuda_graphs=false for all arms: in {BETWEEN} an option is from outside, "
-        f"draws, or acts between steps"
+        f"note: trainer.cuda_graphs=false for all arms: in {BETWEEN} an option comes from "
+        f"outside nocap, draws random numbers, or runs code between steps"
     ]
 
 
@@ -387,6 +387,10 @@ def test_the_first_screen_says_what_a_gpu_gets_and_why() -> None:
     planned = plan(run, choices={}, datasets=Datasets())
     *_, micro_batch, graphs = headline(planned).splitlines()
     assert (
-        micro_batch == "micro_batch 2: with materialised scores it would take 4,286 MiB, of 40,960"
+        micro_batch == "micro_batch 2: even if attention stored its scores, a step would "
+        "take 4,286 MiB; the limit is 40,960"
     )
-    assert graphs == "cuda_graphs true: a step is 2.5 ms of work and 28 ms of launches"
+    assert (
+        graphs == "cuda_graphs true: the GPU computes a step in 2.5 ms, and its kernels "
+        "take 28 ms to launch"
+    )

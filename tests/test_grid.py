@@ -131,7 +131,7 @@ def test_what_is_refused_is_left_out_and_named_and_the_rest_is_the_same_grid(tmp
 
 def test_a_grid_of_which_nothing_fits_is_refused(tmp_path):
     words = [*CELL, f"output_dir={tmp_path}", "model.n_head=2", "attention.n_kv_heads=3,4"]
-    with pytest.raises(ValueError, match="2 of 2 cells refused; none was trained"):
+    with pytest.raises(ValueError, match="nocap refused 2 of 2 cells, and trained none"):
         print_plan(words, GridFlags(skip_refused=True), str)
     searched = [*words, "search=random", "optimizer.lr=interval(1e-4,1e-2)"]
     with pytest.raises(ValueError, match="--skip-refused does not work with search="):
@@ -149,7 +149,9 @@ def test_a_run_that_is_asked_for_twice_is_trained_once_and_that_is_said(tmp_path
     )
     labels = [cell.label for cell in grid.cells]
     assert labels == ["attention=mqa", "attention=gqa"]
-    assert said == ["trained once, because they are the same run: attention=gqa and attention=mqa"]
+    assert said == [
+        "these two cells are the same run, which trains once: attention=gqa and attention=mqa"
+    ]
 
 
 def test_the_same_runs_are_the_same_grid(tmp_path):
@@ -173,14 +175,18 @@ def test_the_same_runs_are_the_same_grid(tmp_path):
 
 def test_every_bad_cell_is_named(tmp_path):
     bad = (
-        r"^attention=gqq: .*\nattention=gqa seed=-1: seed must be at least 0, got -1\n2 of 3 "
-        r"cells refused"
+        r"^attention=gqq: .*\nattention=gqa seed=-1: seed must be at least 0, got -1\nnocap "
+        r"refused "
+        r"2 of 3 cells"
     )
     with pytest.raises(ValueError, match=bad):
         checked(tmp_path, "attention=gqa", "attention=gqq", "attention=gqa seed=-1")
     # two factors of which not each pair fits
     pairs = [f"optimizer=schedule_free schedule={name}" for name in ("constant", "cosine")]
-    bad = rf"^{pairs[1]}: schedule must stay at its peak with .* got cosine\n1 of 2 cells refused"
+    bad = (
+        rf"^{pairs[1]}: schedule must stay at its peak with .* got cosine\nnocap refused 1 of "
+        rf"2 cells"
+    )
     with pytest.raises(ValueError, match=bad):
         checked(tmp_path, *pairs, swept=("optimizer", "schedule"))
     with pytest.raises(ValueError, match="output_dir must be the same for all cells"):
@@ -192,7 +198,7 @@ def test_a_grid_with_a_bad_cell_trains_and_writes_nothing(tmp_path, here):
     rule = "model.d_model must be divisible by model.n_head=3, got 64"
     lines = [
         *(f"model.n_head=3 seed={seed}: {rule}" for seed in (0, 1)),
-        "2 of 4 cells refused; none was trained",
+        "nocap refused 2 of 4 cells, and trained none (--skip-refused trains the others)",
     ]
     assert done.code == 2
     assert done.out == ""
@@ -354,7 +360,7 @@ def test_finished_cells_are_skipped_whoever_ran_them(small_grid, here):
     assert len(list((small_grid.out / "grids").iterdir())) == 1
     single = here(*CELL, "attention=gqa", f"output_dir={small_grid.out}")
     assert single.code == 0
-    assert single.out.startswith("already finished")
+    assert single.out.startswith("the run has already finished")
 
 
 @pytest.mark.slow
@@ -426,7 +432,7 @@ def test_broken_cells_stop_nobody_and_only_they_run_again(tmp_path, here):
         os.kill(pid, signal.SIGKILL)
     done = running.end()
     why = (
-        rf"the worker ended with signal 9 in its start-up and left no summary; see "
+        rf"the worker ended with signal 9 while it started and wrote no summary; see "
         rf"{killed / 'train.log'}"
     )
     not_finished = "nocap: not finished: seed="
@@ -473,7 +479,7 @@ def test_asked_to_stop_the_cell_saves_and_the_same_command_goes_on(tmp_path):
     done = running.end(signal.SIGINT)
     assert done.code == 75
     assert trained(done.out) == ["seed=0"]
-    assert "1 stopped half-way, 1 not started" in done.out
+    assert "1 stopped before its end, 1 not started" in done.out
     (summary,) = summaries(out).values()
     assert summary["status"] == "preempted"
     assert summary["seed"] == 0
@@ -493,7 +499,7 @@ def test_diverged_run_is_a_result(tmp_path, door, here):
         done = call(*words)
         assert done.code == 0, done
         assert len(trained(done.out)) == started, done
-        assert "nocap: diverged, which is its result: " in done.err
+        assert "nocap: diverged; this is its result: " in done.err
     statuses = [summary["status"] for summary in summaries(tmp_path / "out").values()]
     assert statuses == ["diverged"]
 

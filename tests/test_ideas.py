@@ -256,8 +256,8 @@ def test_a_key_from_outside_that_losses_depend_on_is_in_the_record_and_the_same_
     arms = {value: composed_whole([*SMALL, chosen, f"{key}={value}"]) for value in (0.2, 0.3)}
     check_fair({"base": arms[0.2], "idea": arms[0.2]})
     rule = (
-        rf"arm idea: {re.escape(key)} must be the baseline's \(base: 0.2\), or losses mean "
-        rf"different things"
+        rf"arm idea: {re.escape(key)} must be equal to the baseline's \(base: 0.2\), or the losses "
+        rf"are not comparable"
     )
     with pytest.raises(ValueError, match=rule):
         check_fair({"base": arms[0.2], "idea": arms[0.3]})

@@ -76,7 +76,7 @@ def test_a_pool_has_room_for_so_many_jobs(jobs, cores, n, monkeypatch):
     two_units = {Device.cpu: ["0", "1"], Device.cuda: []}
     two = ThisMachine(jobs=None, units=two_units)
     hint = "(trainer.threads=2; trainer.threads=1 makes room for 2)"
-    hint += "; OMP_NUM_THREADS=1 does not count: trainer.threads=2 does"
+    hint += "; nocap ignores OMP_NUM_THREADS=1; trainer.threads=2 sets the threads"
     assert two.describe([run("trainer.threads=2")]) == f"pool: 1 at once, 2 of 2 cores each {hint}"
     assert two.describe([run("trainer.threads=1")]) == "pool: 2 at once, 1 of 2 cores each"
 

@@ -135,8 +135,9 @@ sys.stdin.read()
             assert beat == "False\n"
             assert renamed.partition(" ")[0] == "FileNotFoundError"
             line = (
-                f"another process took {tmp_path} over while this one did not run, and goes on "
-                f"there\n"
+                f"another process took over {tmp_path} while this process was stopped, and "
+                "continues "
+                "the run\n"
             )
             assert checked == f"LostError {line}"
             assert acquired.beat()
@@ -259,7 +260,7 @@ def test_a_run_of_a_machine_that_is_gone_is_finished_once(
             os.kill(pid, signal.SIGCONT)
         code, _, err = gone.end()
     assert code == 1, err
-    assert "while this one did not run" in err, err
+    assert "while this process was stopped" in err, err
     assert before.items() <= digests(run_dir).items()
     assert state_of(run_dir) == state_of(undisturbed.run_dir)
     assert read_ended(run_dir) is not None

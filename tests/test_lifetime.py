@@ -127,7 +127,7 @@ def test_a_pause_of_the_parent_is_no_hang(
         now += look_s
         reason = watch.look(now)
     assert now - 1000.0 == pytest.approx(hung_after_s, abs=1.01 * look_s)
-    assert reason == "rank 0 in its start-up hung: no heartbeat for 10 s (trainer.hang_timeout_s)"
+    assert reason == "rank 0 while it started hung: no heartbeat for 10 s (trainer.hang_timeout_s)"
 
 
 def test_where_a_rank_cannot_be_started_the_others_do_not_go_on(

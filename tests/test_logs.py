@@ -188,7 +188,7 @@ def test_each_record_is_compared_with_the_one_before_it(tmp_path, capsys):
         assert (difference["verdict"] == "better") == (mid + reach < 0)
         assert arm["against"] == content["arms"][i]["arm"]
     assert content["by_factor"] is None
-    assert "each against the one before it, from r0 on" in capsys.readouterr().out
+    assert "each arm against the arm before it, beginning with r0" in capsys.readouterr().out
 
 
 def test_records_that_share_no_seeds_with_the_first_have_one_variance(tmp_path):
@@ -322,7 +322,7 @@ def test_settings_name_arms_where_numbers_do_not() -> None:
 
 
 def test_three_versions_are_three_arms_or_three_runs() -> None:
-    with pytest.raises(ValueError, match="This may name 3 arms, or runs of one arm"):
+    with pytest.raises(ValueError, match="They may be 3 arms, or runs of one arm"):
         find_arms([named("v1/log"), named("v2/log"), named("v3/log")])
 
 
@@ -369,7 +369,7 @@ TABLES = {  # a table, its options, of each arm its seeds and mean loss, and wha
         "arm,val_loss\na,3.1\na,3.2\nb,3.0\nb,3.3\n",
         "",
         {"a": ([-1], 3.2), "b": ([-2], 3.3)},
-        "a table of runs needs a column seed or run",
+        "If each row is a run, name a column of seeds or runs",
     ),
     "a clock that begins again": (
         "step,val_loss,train_s\n0,5,0\n10,4,100\n20,3.5,5\n",
@@ -381,7 +381,7 @@ TABLES = {  # a table, its options, of each arm its seeds and mean loss, and wha
         "arm,run,val_loss\na,0,3\na,1,3\na,2,3\nb,0,2\n",
         "",
         {"a": ([-1], 3), "b": ([-4], 2)},
-        "left out, because its losses are those of ",
+        "left out, because its losses are equal to those of ",
     ),
 }
 
@@ -423,7 +423,7 @@ def test_a_row_goes_on_with_what_was_said_before(tmp_path):
 
 def test_a_resumed_run_is_one(tmp_path):
     path = tmp_path / "log.csv"
-    back = "its steps go back to 10: 1 later rows before that are not used"
+    back = "its steps go back to 10, so nocap leaves out 1 earlier rows beyond this point"
     path.write_text("step,val_loss\n0,5\n10,4\n20,3.5\n10,4.1\n20,3.6\n")
     comparison = compared(path)
     (run,) = to_json(result_of(comparison))["runs"]
@@ -460,7 +460,7 @@ def test_times_are_compared_on_the_same_hardware(tmp_path, base, idea, said, ref
     assert refused or arm["train_s"]["ratio"]["mean"] == pytest.approx(5 / 6)
     shown = []
     for show in (render, page.render):
-        shown.append(f"--hardware says that they ran on {said}" in show(comparison))
+        shown.append(f"--hardware says that the runs used {said}" in show(comparison))
     expected = [bool(said and not (base and idea))] * 2
     assert shown == expected
 
@@ -491,11 +491,11 @@ def test_a_time_to_target_is_no_surer_than_what_lies_between_two_validations(tmp
     ends = reached["ends"]
     assert ends["ratio"] is None
     assert reached["rare"]["refused"].startswith(
-        "validated every 500 steps there, and the other every 50"
+        "one arm was validated every 500 steps there, and the other every 50"
     )
-    assert ends["refused"] == "a run came to the target between its start and its first validation"
+    assert ends["refused"] == "a run reached the target before its first validation"
     assert ends["median"]  # its own is shown
-    assert "refused: validated every 500 steps there" in render(comparison)
+    assert "refused: one arm was validated every 500 steps there" in render(comparison)
 
 
 def test_seconds_to_a_target_are_as_wide_as_a_clock_and_all_arms_need(tmp_path):
@@ -519,7 +519,7 @@ def test_a_log_that_stopped_early_is_not_faster(tmp_path):
 
     assert early["mean"] == 30.0
     assert early["ratio"] is None
-    assert early["refused"] == "other numbers of steps: 600 against 2,000"
+    assert early["refused"] == "the numbers of steps differ: 600 and 2,000"
     assert "as fast" not in render(comparison)
 
 
@@ -532,7 +532,9 @@ def test_a_loss_below_zero_is_refused_with_how_to_turn_its_sign(tmp_path):
         path.write_text("seed,nll_per_token\n" + "".join(rows))
     paths = tmp_path / "base.csv", tmp_path / "idea.csv"
     with pytest.raises(
-        ValueError, match=r"val_loss must be 0 or above, got -3 \(--columns val_loss=NAME/-1"
+        ValueError,
+        match=r"val_loss must be 0 or above, got -3 \(for a log-likelihood, change the sign with "
+        r"--columns val_loss=NAME/-1",
     ):
         compared(*paths, columns=columns_of("val_loss=nll_per_token"))
     turned = arms(compared(*paths, columns=columns_of("val_loss=nll_per_token/-1")))
@@ -555,8 +557,8 @@ def test_every_page_says_that_it_is_imported(tmp_path, capsys):
     said = capsys.readouterr().out
     html = outs["html"].read_text()
     cases = (
-        "imported: logs of another trainer (jsonl), exploratory",
-        "unfinished: 60 of 100 steps, as others of its arm have",
+        "imported: logs of another trainer (jsonl)",
+        "unfinished: 60 of the 100 steps that other runs of its arm have",
     )
     for line in cases:
         assert line in said
@@ -640,10 +642,10 @@ CELLS = {
     ),
     "two columns of one name": (
         "step,val_loss,val_loss\n1,3.3,3.2\n",
-        "line 1 must name a column once, got val_loss",
+        "line 1 must name each column once, got val_loss",
     ),
     "a text": ("step,val_loss\n1,3\n2,x\n", "line 3: val_loss must be a number, got 'x'"),
-    "an open quote": ('step,val_loss\n1,"3\n', "line 2 must be a line of a table"),
+    "an open quote": ('step,val_loss\n1,"3\n', "line 2 must be a row of a CSV table"),
     "nothing": ("", "it must hold rows, got none"),
 }
 
@@ -723,7 +725,10 @@ def test_the_same_run_counts_once(tmp_path):
     assert [arm["n"] for arm in arms(comparison).values()] == [3, 3]
     lines = "\n".join(comparison.problems)
     assert f"{copy}: left out, because it is the same as idea/run_0.jsonl" in lines
-    assert "base/run_9.jsonl: left out, because its losses are those of base/run_0.jsonl" in lines
+    assert (
+        "base/run_9.jsonl: left out, because its losses are equal to those of base/run_0.jsonl"
+        in lines
+    )
 
 
 def test_short_logs_of_equal_text_are_runs_of_their_own(tmp_path):
@@ -743,7 +748,7 @@ def test_short_logs_of_equal_text_are_runs_of_their_own(tmp_path):
 REFUSALS = {
     "no log": (
         lambda root: [root / "empty"],
-        r"empty must hold runs of nocap's own, or logs that it reads, got no file",
+        r"empty must hold runs of nocap, or logs that nocap can read, got no file",
     ),
     "no log of a format": (
         lambda root: [root / "empty", "--format", "csv"],
@@ -759,7 +764,7 @@ REFUSALS = {
     ),
     "two formats": (
         lambda root: [root / "two"],
-        r"two must hold logs of one format; --format says which to read, got csv and jsonl",
+        r"two must hold logs of one format; choose the format with --format, got csv and jsonl",
     ),
     "no such column": (
         lambda root: [root / "logs", "--columns", "val_loss=L"],
@@ -776,15 +781,15 @@ REFUSALS = {
     ),
     "flags without logs": (
         lambda root: [root / "own", "--hardware", "H100"],
-        r"own must hold no runs of nocap's own, with --col",
+        r"own must hold only logs of other trainers with --col",
     ),
     "a target in bits": (
         lambda root: [root / "bits.csv", "--target", "1"],
-        r"--target must be of runs with a loss in nats per token",
+        r"--target needs runs with a loss in nats per token",
     ),
     "a bad format file": (
         lambda root: [root, "--format", root / "bad.py"],
-        r"--format .*bad.py cannot be run: SyntaxError",
+        r"--format .*bad.py failed: SyntaxError",
     ),
     "a format that reads nothing": (
         lambda root: [root, "--format", root / "none.py"],

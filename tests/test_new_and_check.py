@@ -255,7 +255,7 @@ COMPILES = (
 BROKEN_OPTIONS = [
     ("causal", "attention", MIXER.format(change="", first=2), ATTENTION, FUTURE),
     ("causal", "norm", BATCH, {}, FUTURE),
-    ("decodes", "attention", IN_TANH, ATTENTION, "it says cache_slots, and"),
+    ("decodes", "attention", IN_TANH, ATTENTION, "the option says cache_slots, and"),
     (
         "counts",
         "mlp",
@@ -270,7 +270,7 @@ BROKEN_OPTIONS = [
         {"warmup_steps": 2},
         "the factor of step 11 of 30 is 1.1: it must be in",
     ),
-    ("builds", "ideas", IDLE, {}, "gets no gradient, for which two ranks would wait"),
+    ("builds", "ideas", IDLE, {}, "gets no gradient, and two ranks would wait for it"),
     ("prepares", "data", CHANCE, DATA, "made twice, its fingerprints are"),
     ("composes", "norm", UNTYPED, {"eps": "small"}, NO_FLOAT),
     ("composes", "norm", UNTYPED, {"eps": 1, "epsilon": 1}, "norm.epsilon"),
@@ -360,7 +360,8 @@ CHECK_REFUSED = [
     ([POWER_LAW, "--only", "nothing"], "nocap: --only must be a check's name (composes, "),
     (
         [POWER_LAW, "schedule=wsd"],
-        "nocap: schedule=wsd does not work here: the command checks schedule=power_law",
+        "nocap: schedule=wsd does not work here, because this command already sets "
+        "schedule=power_law",
     ),
 ]
 

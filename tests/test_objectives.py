@@ -324,7 +324,7 @@ REFUSED = [
         "DISTILL ideas.distill.run=/nowhere",
         "ideas.distill.run must name a run: /nowhere must be a run, a",
     ),
-    ("DISTILL ideas.distill.run=last", "ideas.distill.run must name a run, because last"),
+    ("DISTILL ideas.distill.run=last", "ideas.distill.run must name one run; last"),
     (
         "DISTILL objective.loss_chunks=4",
         "objective.loss_chunks must be 0 or 1 beside ideas.distill",

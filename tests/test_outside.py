@@ -235,7 +235,7 @@ BAD_SOURCES = [
     (
         "undecorated",
         GOOD.replace("@dataclass(kw_only=True)\n", ""),
-        "HeadTemperature must be decorated as a dataclass",
+        "HeadTemperature must have the decorator @dataclass",
     ),
     ("flash", GOOD, "flash.yaml must have another name"),
     ("not-a-name", GOOD, "must be named as a Python module is"),
@@ -276,7 +276,7 @@ def test_a_file_that_changed_since_the_command_began_is_refused(tmp_path: Path):
         source.write("\n")
     in_another_process()
     with pytest.raises(
-        ValueError, match=r"head_temperature\.py must stay as this command found it, sha256"
+        ValueError, match=r"head_temperature\.py must not change while a command uses it"
     ):
         from_plain(to_plain(run), "it")
 
@@ -342,7 +342,7 @@ def test_a_process_reads_no_file_of_another_cell(tmp_path: Path, text: str):
     attention = from_plain(to_plain(runs["first"]), "it").attention
     assert attention.kind == "first"
     assert "nocap.outside.attention.second" not in sys.modules
-    with pytest.raises(ValueError, match=r"second\.py must stay as this command found it"):
+    with pytest.raises(ValueError, match=r"second\.py must not change while a command uses it"):
         from_plain(to_plain(runs["second"]), "it")
 
 
@@ -382,7 +382,7 @@ def test_a_kind_that_is_nowhere_names_what_could_not_be_looked_through(tmp_path:
     ) as known:
         composed(tmp_path, "attention=mine")
     (tmp_path / "attention" / "half.py").write_text("def (:\n")
-    with pytest.raises(ValueError, match=r"where .*half\.py can be parsed, got 'nowhere'\Z"):
+    with pytest.raises(ValueError, match=r"there nocap cannot parse .*half\.py, got 'nowhere'\Z"):
         composed(tmp_path, "attention=mine")
     assert "parsed" not in str(known.value)
 
@@ -444,7 +444,7 @@ def test_saving_files_while_a_grid_runs_stops_only_their_own_cells(door: Door, t
     assert done.code == 1
     matches = re.findall(r"done +attention=first", done.out)
     assert len(matches) == 2
-    changed = r"failed +attention=second .*second\.py must stay as this command found it, sha256"
+    changed = r"failed +attention=second .*second\.py must not change while a command uses it"
     matches = re.findall(changed, done.out)
     assert len(matches) == 2
 

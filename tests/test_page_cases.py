@@ -454,13 +454,13 @@ def test_a_switch_that_is_off_says_why(opened: Callable[..., Tab], tmp_path: Pat
     off = tab.page.locator(".switch button:disabled")
     assert off.all_inner_texts() == ["bits per byte", "after 10%", "last quarter"]
     reasons = tab.each(".switch button:disabled", "at.title")
-    assert reasons[0] == "no run's curve has it"
-    assert set(reasons[1:]) == {"an arm has fewer than two validations there"}
+    assert reasons[0] == "no run recorded it"
+    assert set(reasons[1:]) == {"an arm has fewer than two validations in this part"}
     assert set(tab.each(".switch button:disabled", "at.ariaDescribedByElements[0].id")) == {
         "absent"
     }
     said = tab.page.locator("#absent").inner_text()
-    assert "bits per byte, because no run's curve has it" in said
+    assert "bits per byte, because no run recorded it" in said
 
 
 @pytest.mark.slow
@@ -507,7 +507,7 @@ def test_the_rows_of_a_board_open_and_its_groups_are_jumped_to(
     opened: Callable[..., Tab],
 ) -> None:
     tab = opened(REPO / "experiments" / "board.html", last=None)
-    assert tab.page.locator("h1").inner_text().startswith("Of the notes' decided claims ")
+    assert tab.page.locator("h1").inner_text().startswith("Of the notes' decided claims, ")
     assert tab.page.locator("h1 + p").inner_text().startswith("Claims about GPT training: of ")
     marks = tab.each(".claim summary", "getComputedStyle(at, '::before').content")
     assert set(marks) == {'"▸"'}
@@ -723,7 +723,7 @@ def one_arm() -> Comparison:
 
 ENDS: dict[str, tuple[Callable[[], Comparison], str]] = {
     "diverged": (lambda: made(3, with_diverged), "diverged (3 of 3 seeds)"),
-    "one arm": (one_arm, "one arm, flash-gelu4x, and none to compare it with."),
+    "one arm": (one_arm, "there is only one arm, flash-gelu4x; nocap cannot compare it."),
     "unequal lengths": (lambda: made(3, shorter), "confounded (steps)"),
 }
 

@@ -56,10 +56,10 @@ def test_a_grids_plan_is_arithmetic_on_a_measured_step(
     for arm in ("flash", "gqa"):
         expected.append([f"attention={arm}", "2", "0", "1,000", "ms", "30", "s", "1.2", "GiB"])
     assert [row.split() for row in out[2:4]] == expected
-    assert out[4] == "together 2.0 min, if one cell follows the other"
+    assert out[4] == "together 2.0 min, if the cells train one after the other"
     assert out[5].startswith("checkpoints 2.3 GiB at most, free ")
     assert not (tmp_path / "outputs" / "runs").exists()
-    assert "not in this sum, because the step could not be timed: " in "\n".join(
+    assert "this sum leaves out arms whose step could not be timed: " in "\n".join(
         told("attention=mqa", "seed=0,1")
     )
     # and a guess at compilation
@@ -86,7 +86,10 @@ def test_a_studys_plan_has_its_search_its_runs_and_its_shorter_schedules(tmp_pat
     assert rows["made mha"][2:4] == ["3", "0"]
     assert rows["made mha, trial 2"][4:6] == ["1", "0"]
     assert rows["pace"][1:] == ["mha,", "mqa", "3", "0"]
-    assert "3 pairs in analysis 1; claims that it does not decide go on, to 2 analyses" in out
+    assert (
+        "analysis 1 has 3 pairs; a claim that it does not decide gets more pairs, in at most 2 "
+        "analyses" in out
+    )
     assert "M.loss: val_loss of mqa, expected" in out[-1]
     assert not (tmp_path / "out" / "runs").exists()
 

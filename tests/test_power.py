@@ -209,10 +209,12 @@ def test_what_is_missing_for_it_is_said(tmp_path: Path) -> None:
     rng = np.random.default_rng(4)
     alike(tmp_path, rng, lengths=False)
     records = load_runs([tmp_path]).records
-    without = "the baseline is not there with three seeds at a shorter and a longer length"
+    without = (
+        "there are no runs of the baseline with three seeds at a shorter and at a longer length"
+    )
     assert noise_at_equal_loss(records, records[0].config) == without
     one = by(records, "gelu4x", 400)
-    alone = "no two arms share three seeds with a time a token on one machine"
+    alone = "no two arms have three common seeds with a time a token on one machine"
     assert noise_at_equal_loss(one, one[0].config) == alone
 
 
@@ -250,16 +252,16 @@ def test_plan_says_what_the_grid_can_show(here: Door) -> None:
     grid = [*CELL, "attention=flash,gqa", "seed=0,1,2"]
     before = here("--multirun", "--plan", *grid)
     assert (
-        "the difference that 3 seeds can show is not known: no two arms of this model, data, batch"
+        "nocap does not know which difference 3 seeds can show: no two arms of this model, data, "
         in before.out
     )
     assert here("--multirun", *grid).code == 0
     between = here("--multirun", "--plan", *grid)
     assert (
-        "the gain in time at equal loss that 3 seeds can show is not known: the baseline is"
+        "nocap does not know which gain in time at equal loss 3 seeds can show: there are no "
         in between.out
     )
-    assert "at a shorter and a longer length (--equal-loss trains and times them)" in between.out
+    assert "at a shorter and at a longer length (--equal-loss trains and times them)" in between.out
     assert here("--multirun", "--equal-loss", *grid).code == 0
     after = here("--multirun", "--plan", *grid, "norm=rmsnorm,layernorm")
     assert after.code == 0
@@ -274,7 +276,9 @@ def test_plan_says_what_the_grid_can_show(here: Door) -> None:
     assert "from 3 pairs of such runs" in after.out
     assert "gains in the time at equal loss that are shown in 80% of grids" in after.out
     assert re.search(
-        r"^noise: \d+\.\d% of the time a token between two arms of one seed; ", after.out, re.M
+        r"^noise of the time a token between two arms with the same seed: \d+\.\d%; ",
+        after.out,
+        re.M,
     )
     lines = after.out.splitlines()
     gains = [line.split() for line in lines if re.match(r" +(3|6|12) +(\d+\.\d%|–) ", line)]

@@ -413,7 +413,7 @@ def test_the_record_says_what_was_measured_and_on_what(profiled):
     shares = sum(row["share"] for row in parts.values())
     assert shares == pytest.approx(step["attributed_ms"] / step["ms"])
     names = [name for part, name in PARTS.items() if part not in WHOLE]
-    lines = ("sum of the parts", "peaks, measured:", "2 of 4 micro-batches")
+    lines = ("the parts take", "measured peaks:", "2 of 4 micro-batches")
     absent = [line for line in (*names, *lines) if line not in said]
     assert absent == []
     text = (folder / "t.json").read_text()
@@ -435,7 +435,7 @@ def test_ceilings_and_a_busy_gpu_are_told(profiled):
         step = replace(file.step, plain=plain_step)
         made = replace(file, step=step, ceilings=CeilingsJson(table=[row]))
         said = profile_tables.render_profile(made)
-        assert f"the GPU busy {share:.0%} of it" in said
+        assert f"the GPU was busy for {share:.0%} of this time" in said
         assert ("trainer.cuda_graphs=true" in said) == hint
         assert re.search(r"attention=gqa +1\.076× +1\.09× +3 +10\.0%", said)
     assert record["step"]["plain"]["gpu_busy"] is None
@@ -471,7 +471,7 @@ BAD_INPUT = [
     (("attention.n_kv_heads=3",), "attention.n_kv_heads must divide model.n_head=4, got 3"),
     (
         ("trainer.devices=2", "trainer.batch_tokens=8192"),
-        "trainer.devices must be 1, because nocap.profile measures the step of one rank",
+        "trainer.devices must be 1, because nocap.profile measures the step of one device",
     ),
 ]
 
@@ -496,7 +496,8 @@ def test_memory_that_runs_out_and_a_step_that_diverges_are_a_line_too(monkeypatc
     )
     monkeypatch.setattr(profile, "measure_peak", out)
     line = (
-        r"must fit into the device's memory; lower trainer.micro_batch=2 \(CUDA out .* 2.00 "
+        r"must fit into the device's memory; set a smaller trainer.micro_batch=2 \(CUDA out .* "
+        r"2.00 "
         r"GiB\.\)$"
     )
     with pytest.raises(ValueError, match=line):

@@ -204,7 +204,7 @@ def test_what_changed_is_told_with_the_largest_change_first(compared: Any) -> No
         "A: a.json, 100 ms a step, attention materialized: model=nano attention=mha mlp=gelu4x"
         in done.out
     )
-    assert "B: b.json, 70.0 ms a step, 0.70× A, attention flash" in done.out
+    assert "B: b.json, 70.0 ms a step, 0.70× the time of A, attention flash" in done.out
     lines = done.out.splitlines()
     (scores,) = [line for line in lines if line.startswith("attention: scores")]
     words = scores.split()[-6:]
@@ -249,7 +249,9 @@ def test_steps_of_other_sizes_have_a_ratio_of_a_token(compared: Any) -> None:
     text = Path("d.json").read_text()
     (difference,) = json.loads(text)["differences"].values()
     assert difference["ratio_per_token"] == pytest.approx(0.75)
-    assert "of 1,024 and 2,048 tokens: a token takes 0.75× A" in done.out
+    assert (
+        "A has 1,024 tokens and B has 2,048; for one token, B takes 0.75× the time of A" in done.out
+    )
 
 
 def test_it_says_that_it_has_no_interval_and_what_has_one(compared: Any) -> None:
@@ -258,9 +260,11 @@ def test_it_says_that_it_has_no_interval_and_what_has_one(compared: Any) -> None
     roof = {"flops": {"fp32": 6e10}, "bytes_per_s": 2e10}
     done = compared(profile(), flash(roof=roof, trusted=False))
     assert "without an interval" in done.out
-    assert "its measured peaks: fp32 0.75×, copy 1.00×" in done.out
-    assert "; not to be trusted, the machine was busy" in done.out
-    last = done.out.splitlines()[-1].removeprefix("with an interval: ")
+    assert "peaks also changed from A to B: fp32 0.75×, copy 1.00×" in done.out
+    assert "; do not trust this profile, because the machine was busy" in done.out
+    last = done.out.splitlines()[-1].removeprefix(
+        "this command measures the difference with an interval: "
+    )
     python, flag, module, *arguments = shlex.split(last)
     assert python == "python"
     assert flag == "-m"
@@ -397,7 +401,7 @@ def test_an_older_nocaps_profile_is_refused_by_what_it_lacks(compared: Any) -> N
     old = {key: value for key, value in profile().items() if key not in ("of", "groups")}
     refused(
         compared(old, profile()),
-        "a.json must have subtotals; profile again, got a profile of an older nocap",
+        "a.json must have subtotals; measure the profile again, got a profile of an older nocap",
     )
 
 

@@ -390,7 +390,7 @@ def test_the_text_has_a_line_for_each_row(taken):
     fused = "  scores, softmax, weights·values: one fused kernel"
     assert re.search(rf"^{fused} +\d", said["token"], re.M)
     assert "a cache of 32 tokens" in said["token"]
-    assert "control: with the profiler it took" in said["step"]
+    assert "control: with the profiler the step took" in said["step"]
 
 
 def test_a_cache_that_is_rewound_gives_the_same_token_again():
@@ -530,7 +530,7 @@ def test_what_cannot_be_trusted_is_bounded_by_flops_and_folders_are_kept(bounded
     said = list(profile_tables._largest(file))
     assert "   at most: attention=mqa 1.298× by FLOPs, attention=sliding 1.198× by FLOPs" in said
     assert said[1:3] == [
-        "larger than any part: 45.0 ms, 45.0%, not attributed",
+        "45.0 ms (45.0%) belong to no part; this is more than the largest part",
         "1. scores and weighted sum: 40.0 ms, 40.0% of the step, 50% of its bound",
     ]
     folder = shlex.quote(str(REPO / "a folder"))

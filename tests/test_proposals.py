@@ -259,7 +259,7 @@ UNFAIR = [
     ({}, ["model.seq_len=16"], "model.seq_len"),
     ({}, ["attention=nothing"], "attention"),
     ({}, ["'attention=mqa"], "quotes in pairs"),
-    ({}, None, "has no claims: add --propose"),
+    ({}, None, "has no claims: add claims to its study.yaml, or type --propose"),
     ({"propose": {"gain": -1}}, [], "propose.gain must be"),
     ({"propose": {"lucky": 1}}, [], "lucky"),
     ({"propose": None}, [], "claims must have"),
@@ -394,7 +394,7 @@ def test_a_gain_is_accepted_and_nothing_is_not(study_door: Door, beside: Path):
 NO_PROPOSALS = [
     (command(1, seed=""), {}, "--propose must have {seed}"),
     ("/no/such/program {seed}", {}, "arm proposal 1 must begin with a program that exists"),
-    ("'train.py {seed}", {}, "--propose must be a command, with quotes in pairs"),
+    ("'train.py {seed}", {}, "--propose must be a command in which each quote is closed"),
     (command(1), {"command": "python train.py"}, "propose.command must have {seed}"),
     (command(1), {"metric": "("}, "propose.metric must be a regular expression"),
     (command(1), {"metric": ""}, "propose.command and propose.metric must both be set"),
@@ -431,10 +431,7 @@ def test_a_run_that_fails_or_ignores_its_seed_says_so_and_a_mended_command_is_an
     assert "ValueError: could not convert string to float: 'nothing'" in broken.err
     refused = study_door(beside, "--propose", f"{sys.executable} lucky.py {{seed}}")
     assert refused.code == 2
-    assert (
-        "must use its seed, but losses of different seeds are equal to rounding, got [1.0]"
-        in refused.err
-    )
+    assert "must use the seed, got equal losses for different seeds, got [1.0]" in refused.err
     done = study_door(beside, "--json", "--propose", command("0.00"))
     assert answers(done)[0]["number"] == 3
 
@@ -468,7 +465,7 @@ def test_a_proposal_that_is_stopped_goes_on(study_door: Door, beside: Path):
     said = (*running.communicate(), running.returncode)
     assert said == (
         "",
-        "nocap: paused; runs that ended are kept, and the same command goes on\n",
+        "nocap: paused; nocap keeps the runs that ended, and the same command continues\n",
         75,
     )
     known = times()

@@ -212,7 +212,7 @@ def test_a_race_leaves_the_worktrees_of_another(repo):
 def test_the_working_tree_is_an_arm(repo, raced):
     (repo / "helper.py").write_text("GAIN = 0.2\n")
     assert (
-        "uncommitted changes, which only --ref . would race"
+        "uncommitted changes of the working tree; add --ref . to race them"
         in raced(*refs("main", "idea", pairs=1))["said"]
     )
     answer = raced(*refs("idea", "."))
@@ -243,7 +243,7 @@ def test_a_module_from_another_copy_ends_the_race(repo, failed, monkeypatch):
     code, said = failed(*refs("main", "other"))
 
     assert code == 1
-    assert f"loaded {repo / 'helper.py'}, which is not of its worktree" in said
+    assert f"loaded {repo / 'helper.py'}, which is outside the arm's worktree" in said
     assert not ended(repo)
 
 
@@ -257,9 +257,9 @@ def test_commands_that_ignore_the_seed_count_once(repo, raced):
     assert "n=1" in answer["said"]
     shown = text_of(page_of(answer))
     cases = (
-        "Unpaired (Welch)",
-        "no verdict (n=1: all repeats are",
-        "Runs shared the machine (--jobs 2)",
+        "unpaired (Welch)",
+        "no verdict (n=1: all repeats give",
+        "The runs shared the machine (--jobs 2)",
     )
     for line in cases:
         assert line in shown
@@ -397,7 +397,7 @@ def test_the_page_of_a_race(repo, raced):
         assert text in shown
     assert shown.count("<b>idea</b> against base: confirmed") == 2  # the title and the heading
     assert "exploratory" not in shown
-    assert "exploratory: 6 of its runs were there before it was registered" in again
+    assert "exploratory: 6 of its runs were there before the race was registered" in again
 
 
 @pytest.mark.slow
@@ -444,7 +444,7 @@ def test_steps_to_a_target_are_refused_where_one_arm_prints_its_loss_rarely(repo
     cost = costs(answer)["steps_to_target"]
     assert cost["mean"] is None
     assert cost["verdict"] == "no verdict"
-    why = "validated every 10 steps there, and the other every 1"
+    why = "one arm was validated every 10 steps there, and the other every 1"
     assert cost["method"].startswith(why)
     assert f"idea, steps to the target loss: {why}" in answer["said"]
 
@@ -461,7 +461,7 @@ def test_a_target_that_a_run_begins_at_has_no_ratio(repo, raced):
     answer = raced(*words)
     cost = costs(answer)["steps_to_target"]
     assert cost["verdict"] == "no verdict"
-    assert cost["method"] == "a run never came to the target, or began at it"
+    assert cost["method"] == "a run never reached the target, or was there at its start"
 
 
 FILES_WITH_METRICS = [
@@ -509,7 +509,7 @@ def test_a_file_may_be_named_by_the_seed_or_a_glob(repo, raced, name):
     answer = raced(*both, "--metric", "val_loss", "--file", name, "--pairs", "2")
     losses = [row["val_loss"] for row in answer["measurements"]]
     assert losses == [2.5, 2.5, 1.5, 1.5]
-    assert "Wall-clock includes start-up" in answer["said"]
+    assert "The wall-clock time includes the start of the program" in answer["said"]
 
 
 # --- what goes wrong ------------------------------------------------------------------------------
@@ -522,7 +522,8 @@ BAD_COMMANDS = [
     (
         "",
         1,
-        "base, seed 0: final must be in what it printed, by 'final (\\\\S+)', got nothing; see",
+        "base, seed 0: final must be in the command's output, which must match 'final (\\\\S+)', "
+        "got nothing; see",
     ),
     ("print('final nan')", 1, "base, seed 0: final must be a finite number, got nan; see"),
     (
@@ -537,9 +538,13 @@ BAD_COMMANDS = [
         f"{GOOD}; command = 'x' * 65_000 + chr(10); [print(command, end='') for _ in "
         "range(20)]; print('final 9')",
         1,
-        "MiB of it",
+        "the output of the command must have at most 64 MiB (--file FILE searches a larger file)",
     ),
-    ("time.sleep(1000)", 1, "no end after 1 s (--timeout)"),  # longer than a test may take
+    (
+        "time.sleep(1000)",
+        1,
+        "the command did not end within 1 s (--timeout)",
+    ),  # longer than a test may take
     ("os.kill(os.getpid(), 9)", 1, "base, seed 0: exit code -9"),
     (
         "subprocess = __import__('subprocess').Popen([sys.executable, '-c', 'import time; "
@@ -585,7 +590,10 @@ def test_a_full_disk_ends_the_run_whose_output_it_cannot_take(repo, raced, faile
         full.setattr(command, "LOG", "/dev/full")
         code, said = failed(*ALIKE, "--pairs", "1")
     assert code == 1
-    assert "base, seed 0: its output cannot be written: /dev/full (No space left on device)" in said
+    assert (
+        "base, seed 0: nocap cannot write the command's output to /dev/full (No space left on "
+        "device)" in said
+    )
     raced(*ALIKE, "--pairs", "1")
 
 
@@ -799,8 +807,8 @@ def test_a_file_of_the_repository_that_is_edited_ends_the_race(repo, failed, rac
     code, said = failed(*SHELL, "--pairs", "1")
     assert code == 1
     assert (
-        "base, seed 0: log.txt was edited during the race (--ref races a copy of each version)"
-        in said
+        "base, seed 0: log.txt changed during the race; --ref avoids this, because it runs a "
+        "copy of each version" in said
     )
     assert not ended(repo)
     git("rm", "-q", "--cached", "log.txt")
@@ -810,7 +818,7 @@ def test_a_file_of_the_repository_that_is_edited_ends_the_race(repo, failed, rac
 def test_a_file_of_the_repository_that_goes_ends_the_race(repo, failed):
     code, said = failed("--arm=base=rm helper.py", "--arm=idea=true", *METRIC)
     assert code == 1
-    assert "base, seed 0: helper.py was edited during the race" in said
+    assert "base, seed 0: helper.py changed during the race" in said
 
 
 def test_what_a_race_writes_may_be_a_file_of_the_repository(repo, raced):
@@ -848,7 +856,7 @@ def test_a_file_that_git_does_not_know_is_not_copied_into_the_repository(repo):
 
 REFUSALS = (  # words, and what the line begins with
     (["--metric", "("], "--metric must be a regular expression"),
-    (["--metric", ""], "--metric must be a pattern with a group, or a name"),
+    (["--metric", ""], "--metric must be a regular expression with one group, or a name"),
     (["--metric", "loss", "--file", "data"], "--file must be a file, and no folder"),
     (["--metric", r"(\d+) (\d+)"], "--metric must have one group"),
     ([*METRIC, "--metric", r"^.*val loss (\S+)"], "--metric must have different names"),
@@ -874,7 +882,7 @@ REFUSALS = (  # words, and what the line begins with
     ([*METRIC, "--ref", "main"], "nocap.race needs two or more --arm"),
     ([*METRIC, "--locked", "nothing*"], "--locked must match a file"),
     ([*METRIC, "--link", "data"], "--arm does not work with"),
-    ([*METRIC, "--arm", "third='x"], "arm third must be a command, with quotes in pairs"),
+    ([*METRIC, "--arm", "third='x"], "arm third must be a command in which each quote is closed"),
     ([*METRIC, "--jobs", "0"], "--jobs must be at least 1"),
     ([*METRIC, "--jobs", "2", "--sessions", "3"], "--jobs must be 1 with --sessions"),
     (["--metric", "loss", "--jobs", "2", "--file", "out.json"], "--jobs must be 1 with --file"),
@@ -944,7 +952,7 @@ def test_runs_at_once_share_the_machine_and_have_no_times(repo, raced, monkeypat
     answer = raced(*GAINING, "--pairs", "3", "--jobs", "4")
     assert verdict(answer) == ("better", 3)
     assert [*costs(answer)] == ["peak_mib"]
-    assert "Runs shared the machine (--jobs 4)" in answer["said"]
+    assert "The runs shared the machine (--jobs 4)" in answer["said"]
     lines = []
     for path in repo.glob("outputs/commands/*/output.log"):
         last_line = path.read_text().splitlines()[-1]
@@ -998,7 +1006,7 @@ def test_a_program_that_is_edited_is_another_one(repo, raced, failed, form):
     (own / "it.py").write_text(text)
     code, said = failed(*words)
     assert code == 1
-    assert "its program was edited during the race" in said
+    assert "its program changed during the race" in said
 
 
 # --- calibration ----------------------------------------------------------------------------------

@@ -105,8 +105,8 @@ def test_damaged_rows_are_put_back_at_the_resume(
     if not changed:
         path.unlink()
     assert start(this, log=said.append).status == "finished"
-    (line,) = [line for line in said if line.startswith(f"{path}: damaged; ")]
-    assert line.endswith(f"its rows are put back from {this.run_dir}/checkpoints/{name_of(5)}")
+    (line,) = [line for line in said if line.startswith(f"{path} is damaged; ")]
+    assert line.endswith(f"nocap restores its rows from {this.run_dir}/checkpoints/{name_of(5)}")
     same_end(this, whole)
 
 
@@ -135,7 +135,7 @@ def test_rows_that_are_damaged_while_a_run_trains_are_put_back(whole: Path, tmp_
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CheckpointWriter, "save", damaging)
         start(this, log=said.append)
-    assert [line for line in said if line.endswith("its rows are put back from this process")]
+    assert [line for line in said if line.endswith("nocap restores its rows from this process")]
     same_end(this, whole)
 
 
@@ -230,7 +230,7 @@ def test_nothing_of_another_run_is_believed(whole: Path, half: Path, tmp_path: P
     shutil.copytree(other.run_dir / "checkpoints" / name_of(STEPS), place)
     stamp(place)
     start(this, log=said.append)
-    end = f"{place}: it is of another run, {other.run_dir.name}"
+    end = f"{place}: the checkpoint is from another run, {other.run_dir.name}"
     assert any(line.endswith(end) for line in said)
     same_end(this, whole)
     for name in ("summary.json", "metrics.jsonl"):
@@ -268,7 +268,7 @@ def test_copies_count_once_and_forged_ones_not_at_all(whole: Path, tmp_path: Pat
     loaded = load_runs([this.run_dir.parent])
 
     assert len(loaded.records) == 4  # whoever recomputes every digest is not caught
-    assert sum("left out: it is the same run as" in line for line in loaded.problems) == 1
+    assert sum("left out: the same run is in" in line for line in loaded.problems) == 1
     assert (
         sum("summary.json does not match its digest" in line for line in loaded.unreadable.values())
         == 3
@@ -312,7 +312,10 @@ def test_only_exact_names_below_checkpoints_are_read_or_touched(
     names = {path.name for path in root.iterdir()}
     stray = names - {name_of(4), name_of(5)}
     assert start(again(this), log=said.append).status == "finished"
-    assert f"checkpoint not used: {root / link}: it must be a folder, and no link to one" in said
+    assert (
+        f"checkpoint not used: {root / link}: the checkpoint must be a folder, and not a link"
+        in said
+    )
     names = {path.name for path in root.iterdir()}
     assert names == {*stray, name_of(STEPS)}
     assert (root / link).is_symlink()

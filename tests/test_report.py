@@ -117,10 +117,10 @@ def test_times_of_another_machine_are_refused_with_the_reason() -> None:
     assert reason
     # beside its verdict, and in the table of speeds; memory is refused for all
     assert shown.count(f"refused [{reason[1]}]") == 2
-    assert shown.count("Memory is not compared: a record has no figure") == 1
+    assert shown.count("Memory is not compared: a run's record has no figure") == 1
     assert (
-        "Not shown, for they are not known to have run on the baseline's machine: gqa swiglu."
-        in shown
+        "These arms are not shown, because nocap does not know that they ran on the baseline's "
+        "machine: gqa swiglu." in shown
     )
     arms = payload_of(text)["arms"]
     labels = [arm["label"] for arm in arms if not arm["placed"]]

@@ -136,7 +136,7 @@ def judge(*words: object) -> tuple[int, list[str]]:
 
 
 def follows(path: Path, rows: int) -> str:
-    return f"{path}: its verdicts follow from its {rows} rows"
+    return f"{path}: the verdicts follow from its {rows} rows"
 
 
 # --- the same -------------------------------------------------------------------------------------
@@ -433,7 +433,10 @@ def test_a_typed_question_is_asked_anew_and_nothing_is_checked(file: Path, outpu
     arm["difference"].update(BETTER)
     written(content, file)
     words = ["--target=3.31", "--baseline=gqa gelu4x"]
-    anew = f"{file}: judged by a new question (--baseline, --target): its own words are not checked"
+    anew = (
+        f"{file}: nocap judged the file with other options (--baseline, --target), so it did "
+        "not check the file's own verdicts"
+    )
     again = file.parent / "again.json"
     assert judge(file, *words, f"--json={again}") == (0, [anew])
     expected = api.compare(outputs, target=3.31, baseline="gqa gelu4x")
@@ -483,7 +486,7 @@ def test_edited_records_are_named_whatever_is_asked(file: Path) -> None:
     code, lines = judge(file, "--target=3.31", f"--json={again}")
 
     assert code == 1
-    assert lines[0].startswith(f"{file}: records: its digest is of something else")
+    assert lines[0].startswith(f"{file}: records: its digest does not match")
     assert lines[1].startswith(f"{file}: judged by a new question (--target)")
     # who gets the new file hears of it too
     assert lines[0] in content_of(again)["problems"]
@@ -501,7 +504,10 @@ def test_a_program_hears_of_an_edit(file: Path) -> None:
             verdicts.append(arm["difference"]["verdict"])
     assert verdicts == ["no difference shown"]
     (line,) = [line for line in told["problems"] if line.startswith(str(file))]
-    assert 'mqa gelu4x: difference.verdict is "better", by its rows "no difference shown"' in line
+    assert (
+        'mqa gelu4x: difference.verdict is "better" in the file, '
+        'but its rows give "no difference shown"' in line
+    )
 
 
 # --- edits ----------------------------------------------------------------------------------------
@@ -525,7 +531,10 @@ EDITS: dict[str, tuple[Callable[[Json], object], tuple[str, ...]]] = {
     ),
     "word": (
         lambda c: arm_of(c, "mqa gelu4x")["difference"].update(BETTER),
-        ('mqa gelu4x: difference.verdict is "better", by its rows "no difference shown"',),
+        (
+            'mqa gelu4x: difference.verdict is "better" in the file, '
+            'but its rows give "no difference shown"',
+        ),
     ),
     "interval": (
         lambda c: arm_of(c)["difference"].update(high=arm_of(c)["difference"]["high"] - 0.0001),
@@ -541,11 +550,14 @@ EDITS: dict[str, tuple[Callable[[Json], object], tuple[str, ...]]] = {
     ),
     "seed out": (
         lambda c: c["records"].remove(run_of(c)),
-        ('gqa gelu4x: difference.verdict is "better", by its rows "no verdict (n=2)"',),
+        (
+            'gqa gelu4x: difference.verdict is "better" in the file, '
+            'but its rows give "no verdict (n=2)"',
+        ),
     ),
     "diverged out": (
         lambda c: c["records"].remove(run_of(c, "flash-swiglu", 0)),
-        ("flash swiglu: ", "diverged is [0], by its rows []"),
+        ("flash swiglu: ", "diverged is [0] in the file, but its rows give []"),
     ),
     "arm out": (
         lambda c: c["arms"].remove(arm_of(c, "flash gelu3x")),
@@ -564,7 +576,10 @@ EDITS: dict[str, tuple[Callable[[Json], object], tuple[str, ...]]] = {
             )
             for seed in range(3)
         ],
-        ('lr: difference.verdict is "confounded (source)", by its rows "better"',),
+        (
+            'lr: difference.verdict is "confounded (source)" in the file, '
+            'but its rows give "better"',
+        ),
     ),
     "measured": (
         lambda c: c["measurements"][0].update(value=1.0),
@@ -602,14 +617,14 @@ def test_each_edit_is_named(file: Path, edit: str) -> None:
     code, lines = judge(file)
     assert code == 1, lines
     assert all(line.startswith(f"{file}: ") for line in lines)
-    digests = [line.split(": ")[1] for line in lines if "its digest is of something else" in line]
+    digests = [line.split(": ")[1] for line in lines if "its digest does not match" in line]
     assert digests == edited
     for words in named:
         assert any(words in line for line in lines), lines
     written(sealed(content), file)
     code, lines = judge(file)
     assert code == 1, lines
-    assert not any("its digest is of something else" in line for line in lines)
+    assert not any("its digest does not match" in line for line in lines)
     for words in named:
         assert any(words in line for line in lines), lines
 
@@ -630,7 +645,12 @@ def test_what_moves_no_word(file: Path) -> None:
     cases = (
         ([other_device, *others], {}, 1, "records: "),
         (content["records"], rounded, 0, ""),
-        (content["records"], {"verdict": "worse"}, 1, "judged by nocap 7.0 (0123), now by nocap"),
+        (
+            content["records"],
+            {"verdict": "worse"},
+            1,
+            "nocap 7.0 (0123) judged the file, and nocap",
+        ),
     )
     for records, difference, code, line in cases:
         shown.update(difference)
@@ -752,7 +772,7 @@ def test_options_of_logs_are_refused_beside_a_result(file: Path, tmp_path: Path)
     for word in ("--columns=step=iter", "--hardware=H100"):
         code, (line,) = judge(file, word)
         assert code == 2
-        assert f"{word.partition('=')[0]}: only for logs" in line
+        assert f"{word.partition('=')[0]} works only for logs" in line
     assert judge(tmp_path / "none.json")[0] == 2
     (tmp_path / "folder.json").mkdir()
     assert judge(tmp_path / "folder.json")[0] == 2
@@ -901,7 +921,8 @@ def test_a_run_that_is_in_both_counts_once(tmp_path: Path) -> None:
     assert joined["arms"] == content_of(first)["arms"]
     (line,) = joined["problems"]
     assert line.startswith(
-        f"{second}: others have 6 runs of it too, which count once (gpt2-flash-gelu4x-s1-"
+        f"{second}: other files also hold 6 runs of this file; each run counts once "
+        "(gpt2-flash-gelu4x-s1-"
     )
     assert compared_to(tmp_path / "twice.json", first, first)["problems"] == []
 
@@ -920,7 +941,7 @@ def test_a_run_that_ended_otherwise_in_the_other_file_is_named(tmp_path: Path) -
     assert line == (
         f"gpt2-gqa-gelu4x-s1 (identity {run.name[-12:]}) ended at {summary['val_loss']} in "
         f"{first} and at "
-        f"3.25 in {second}: the first counts"
+        f"3.25 in {second}: nocap uses the first value"
     )
 
 
@@ -940,35 +961,42 @@ def test_speeds_of_two_machines_are_not_compared(tmp_path: Path) -> None:
 OTHERS: dict[str, tuple[Json, str, list[str]]] = {
     "torch": (
         {"torch": "2.11.0"},
-        "torch 2.11.0, not 2.13.0 (to declare it: --allow torch)",
+        "torch 2.11.0, not 2.13.0 (to accept this difference, type --allow torch)",
         ["torch"],
     ),
     "source": (
         {"source": "s1"},
-        "source nocap.training.loop s1, not nocap.training.loop s0 (to declare it: --allow source)",
+        "source nocap.training.loop s1, not nocap.training.loop s0 (to accept this difference, "
+        "type --allow source)",
         ["source"],
     ),
-    "data": ({"train": "t1"}, "data t1, not t0 (to declare it: --allow data)", ["data"]),
+    "data": (
+        {"train": "t1"},
+        "data t1, not t0 (to accept this difference, type --allow data)",
+        ["data"],
+    ),
     "validation": (
         {"val": "v1"},
-        "data.val v1, not v0; data t0v1, not t0v0 (to declare it: --allow data.val --allow data)",
+        "data.val v1, not v0; data t0v1, not t0v0 (to accept this difference, type --allow "
+        "data.val --allow data)",
         ["data"],
     ),
     "kernel": (
         {"kernel": "math"},
-        "kernel math, not flash (to declare it: --allow kernel)",
+        "kernel math, not flash (to accept this difference, type --allow kernel)",
         ["kernel"],
     ),
     "several": (
         {"torch": "2.11.0", "source": "s1"},
         "torch 2.11.0, not 2.13.0; source nocap.training.loop s1, not nocap.training.loop s0 "
-        "(to declare it: --allow torch --allow source)",
+        "(to accept this difference, type --allow torch --allow source)",
         ["torch", "source"],
     ),
     "precision": ({"config": {"trainer.precision": "bf16"}}, "precision bf16, not fp32", []),
     "val_precision": (
         {"config": {"trainer.val_precision": "bf16"}},
-        "trainer.val_precision bf16, not fp32 (to declare it: --allow trainer.val_precision)",
+        "trainer.val_precision bf16, not fp32 (to accept this difference, type --allow "
+        "trainer.val_precision)",
         ["trainer.val_precision"],
     ),
 }
@@ -1025,7 +1053,7 @@ def test_different_questions_are_refused_by_name_unless_typed(
         compared_to(files[-1], two_arms(tmp_path / name, seeds), *words)
     code, lines = judge(*files)
     assert code == 2
-    rule = f"must have the question of {files[0]}, or the command line must state one"
+    rule = f"must ask the same question as {files[0]}, or the flags must state the question"
     assert lines == [f"nocap: {files[1]} {rule}, got {why}"]
     if question != "baseline":
         typed = (one or other)[0]
@@ -1035,7 +1063,8 @@ def test_different_questions_are_refused_by_name_unless_typed(
     assert code == 0
     part = typed.partition("=")[0]
     assert lines == [
-        f"{file}: judged by a new question ({part}): its own words are not checked"
+        f"{file}: nocap judged the file with other options ({part}), so it did not check the "
+        "file's own verdicts"
         for file in files
     ]
 
@@ -1048,7 +1077,7 @@ def test_an_edited_file_is_named_among_those_that_are_joined(tmp_path: Path) -> 
     code, (sound, *lines) = judge(*files)
     assert code == 1
     assert sound == follows(files[0], 6)
-    assert lines[0].startswith(f"{files[1]}: records: its digest is of something else")
+    assert lines[0].startswith(f"{files[1]}: records: its digest does not match")
     written("{", files[1])
     code, (line,) = judge(*files)
     assert code == 2
@@ -1088,7 +1117,7 @@ def test_what_makes_no_comparison_leaves_no_file(
     cases = (
         ("a comparison needs a finished run", half, *into),
         ("no run was found", "nowhere", *into),
-        ("--baseline must name one arm", outputs, "--baseline", "x", *into),
+        ("--baseline must name one of the arms", outputs, "--baseline", "x", *into),
         ("--target must be a loss above 0, got -1.0", outputs, "--target", "-1", *into),
         ("--json must be a file that can be written", outputs, "--json", tmp_path),
         ("--markdown must be a file that can be written", outputs, "--markdown", tmp_path),

@@ -200,7 +200,7 @@ def test_finished_run_is_not_trained_again_and_torch_is_not_imported(
         text=True,
         check=True,
     )
-    assert done.stdout.startswith("already finished")
+    assert done.stdout.startswith("the run has already finished")
     lines = done.stderr.splitlines()
     imported = {line.rpartition("|")[2].strip() for line in lines}
     assert "nocap.launch.plan" in imported
@@ -218,7 +218,7 @@ def test_same_run_under_another_name_is_found(
     words = ("attention=gqa", "attention.n_kv_heads=4", "schedule=wsd", "schedule.decay_steps=6")
     done = here(*MEDIUM, *words, f"output_dir={out}")
     assert done.code == 0
-    assert done.out.splitlines()[0] == "already finished: nothing to train"
+    assert done.out.splitlines()[0] == "the run has already finished, so there is nothing to train"
     assert undisturbed.run_dir.name in done.out
     paths = (out / "runs").iterdir()
     assert len(list(paths)) == 1
@@ -285,7 +285,7 @@ def test_the_last_screen_says_what_an_epoch_takes(undisturbed: Undisturbed) -> N
     seen = summary["epoch_s"] * summary["tokens_per_s"]
     assert seen == pytest.approx(99_968, abs=128)
     (said,) = re.findall(
-        r"^  epoch +(\S+ \S+) for all training data once", undisturbed.process.out, re.M
+        r"^  epoch +(\S+ \S+) for one pass over the training data", undisturbed.process.out, re.M
     )
     assert said == duration(summary["epoch_s"])
     unknown = run_table.table({**summary, "epoch_s": None}, run_dir=undisturbed.run_dir)
@@ -354,7 +354,9 @@ def test_the_first_screen_names_a_variable_that_does_not_count(
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", wanted)
     this = planned(tmp_path, f"trainer.threads={threads}")
-    line = f"note: OMP_NUM_THREADS={wanted} does not count: trainer.threads={threads} does"
+    line = (
+        f"note: nocap ignores OMP_NUM_THREADS={wanted}; trainer.threads={threads} sets the threads"
+    )
     assert headline(this).splitlines()[0] == line
     monkeypatch.setenv("OMP_NUM_THREADS", str(threads))
     assert "OMP_NUM_THREADS" not in headline(this)

@@ -176,7 +176,7 @@ def test_runs_that_alternated_in_two_zones_are_not_one_after_the_other(here: Pat
         write_run(here / "after", seed=seed, started="2026-01-01T12:00:00+0900")
         write_run(here / "after", seed=seed, started="2026-01-01T04:00:00+0000", **gqa)
     comparison = api.compare(here / "after")
-    assert "not interleaved" in " ".join(comparison["problems"])
+    assert "did not run in turns" in " ".join(comparison["problems"])
 
 
 def test_a_damaged_run_is_named_and_one_that_trains_is_running(
@@ -209,13 +209,13 @@ def test_nothing_goes_without_yes_and_never_what_trains_or_lies_elsewhere(
     out = said(capsys, "rm", "seed=0")
     assert gone.name in out
     assert gone.exists()
-    assert out.endswith("nothing was removed; --yes removes\n")
+    assert out.endswith("nocap removed nothing; add --yes to remove\n")
     with lease.acquire(trains):
         said(capsys, "rm", "status=finished", str(elsewhere), "--yes", code=1)
         assert main(["rm", "seed<4", "--yes"]) == 1
         err = capsys.readouterr().err
     assert f"not removed: {trains.name}: " in err
-    assert f"not removed: {linked.name}: it is no folder of its own right" in err
+    assert f"not removed: {linked.name}: its folder is not directly in" in err
     exists = [run.exists() for run in (trains, gone, other)]
     assert exists == [True, False, False]
     names = {file.name for file in elsewhere.iterdir()}
@@ -227,7 +227,7 @@ def test_a_run_that_went_on_since_it_was_listed_stays(here: Path) -> None:
     folder = write_run(here / "outputs", status="failed")
     run = read_record(folder)
     changed(folder / "summary.json", status="finished")
-    assert remove_run(run, root=folder.parent) == "it has gone on since it was listed"
+    assert remove_run(run, root=folder.parent) == "the run has continued since it was listed"
     assert folder.exists()
 
 
@@ -445,10 +445,10 @@ def test_sync_leaves_a_run_that_is_being_trained_and_names_a_damaged_one(
     with lease.acquire(trains):
         assert main(["sync"]) == 1
     out, err = capsys.readouterr()
-    assert out == "on the server: 0 of 1 run, 0 rows sent now\n"
+    assert out == "the server has 0 of 1 run; nocap sent 0 rows now\n"
     first, second = err.splitlines()
     assert first.startswith(f"nocap: {damaged.name}: ")
-    assert second == f"nocap: not sent: {trains.name} is being trained, and sends its rows itself"
+    assert second == f"nocap: not sent: {trains.name} is still training, and sends its rows itself"
 
 
 def test_sync_leaves_a_run_that_was_stopped_and_is_being_trained_again(
@@ -458,5 +458,5 @@ def test_sync_leaves_a_run_that_was_stopped_and_is_being_trained_again(
     stopped = write_run(here / "outputs", status="preempted")
     with lease.acquire(stopped):
         assert main(["sync"]) == 1
-    line = f"nocap: not sent: {stopped.name} is being trained, and sends its rows itself\n"
+    line = f"nocap: not sent: {stopped.name} is still training, and sends its rows itself\n"
     assert capsys.readouterr().err == line

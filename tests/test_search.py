@@ -376,7 +376,10 @@ def test_diverged_and_impossible_trials_are_the_worst_and_named(tmp_path, fake):
         else:
             assert trial.status == ("diverged" if lr > 1e-2 else "finished")
         assert (trial.val_loss == lr) == (trial.status == "finished")
-    rule = "cannot be trained, which is its result: trainer.batch_tokens must be divisible by "
+    rule = (
+        "cannot be trained, and the search counts this as its result: trainer.batch_tokens "
+        "must be divisible by "
+    )
     expected = [True] * status.count("refused")
     assert [rule in line for line in said] == expected
     assert (
@@ -401,7 +404,7 @@ def test_the_table_has_the_ten_lowest_losses(tmp_path, fake):
     expected = [f"{lowest.val_loss:.4f}", lowest.words[0].partition("=")[2]]
     assert words == expected
     assert empty == ""
-    assert note == "chosen on seed 100 alone: judge the best settings by other seeds"
+    assert note == "the search chose on seed 100 alone; compare the best settings on other seeds"
 
 
 def test_a_pool_asks_for_batches_and_a_kill_changes_none(tmp_path, fake):
@@ -545,11 +548,13 @@ def test_a_search_in_a_pool(tmp_path, here):
     assert again.code == 0
     assert len(trained(again.out)) == 1
     assert "3 finished; 1 trained now" in again.out
-    assert "chosen on seed 100 alone: judge the best settings by other seeds" in again.out
+    assert (
+        "the search chose on seed 100 alone; compare the best settings on other seeds" in again.out
+    )
     states = {(each["seed"], each["status"]) for each in summaries(tmp_path / "out").values()}
     assert states == {(100, "finished")}
     compared = here(str(file.parent), module="nocap.compare")
     assert compared.code == 0, compared
     assert "3 arms from 3 runs" in compared.out, compared
     single = here(*CELL, *trials[0]["overrides"], "seed=100", "output_dir=out")
-    assert single.out.startswith("already finished"), single
+    assert single.out.startswith("the run has already finished"), single

@@ -90,7 +90,7 @@ def test_a_server_that_cannot_import_torch_says_why(tmp_path: Path, door: Door) 
     path = os.pathsep.join([str(tmp_path), str(REPO)])
     done = door("--multirun", *THREE, "--fail-fast", env={"PYTHONPATH": path})
     assert done.code == 1
-    assert "the server of workers cannot begin: ImportError: no such library" in done.out
+    assert "the process that starts the workers failed: ImportError: no such library" in done.out
 
 
 @pytest.mark.gate

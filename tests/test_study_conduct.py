@@ -91,7 +91,7 @@ def test_a_study_goes_on_by_itself_until_its_claims_are_decided(lab: Lab):
     lines = [line for line in lab.lines("analysis") if line["claim"] == "M.unsure"]
     analyses = [(line["number"], line["n"], line["word"]) for line in lines]
     assert analyses == [(1, 3, "inconclusive"), (2, 6, "inconclusive"), (3, 12, "confirmed")]
-    assert "not decided, and another analysis follows: M.unsure" in said
+    assert "not decided yet; another analysis follows for M.unsure" in said
 
 
 @pytest.mark.parametrize(
@@ -387,7 +387,7 @@ def test_a_request_to_stop_while_waiting_keeps_what_there_is(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(lab, "sleep", Mock(side_effect=KeyboardInterrupt))
-    with pytest.raises(StoppedError, match="stopped; finished runs and sessions are kept"):
+    with pytest.raises(StoppedError, match="stopped; nocap keeps the finished runs and sessions"):
         lab.carry(scales=at(apart_min=5))
     tasks = [task for task in lab.tasks if "session" in task]
     assert tasks == ["bench session 1"]

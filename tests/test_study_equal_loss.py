@@ -237,14 +237,14 @@ def test_the_terminal_the_page_and_the_board_say_it_in_the_same_words(tmp_path: 
         "expected           at most 0.98 of the baseline's time at equal loss"
         in study_pages.render(content)
     )
-    assert "; the baseline's ends after 8, 12 and 17 steps" in study_pages.render(content)
+    assert "; the baseline trained for 8, 12 and 17 steps" in study_pages.render(content)
     made_study = loaded(tmp_path / "made", study(claims=[EQUAL]))
     study_pages.write(made_study, tmp_path / "made", content)
     assert f"| {words}, n=3 |" in (tmp_path / "made" / "README.md").read_text()
     assert study_command.board(tmp_path) == 0
     assert f"| {words} | confirmed; exploratory | 3 |" in (tmp_path / "README.md").read_text()
     board = (tmp_path / "board.html").read_text()
-    assert "time over the baseline&#39;s at equal loss; left is less" in board
+    assert "time divided by the baseline&#39;s time, at equal loss; left is less time" in board
 
 
 # --- what makes it inconclusive -------------------------------------------------------------------
@@ -288,7 +288,7 @@ def diverged(arm: str, seed: int, steps: int = STEPS) -> Changed:
 REFUSED: dict[str, tuple[Json, str]] = {
     "beyond the ends": (
         {"worth": 2.0},
-        "its loss lies beyond what the baseline reaches in 105 to 210 steps",
+        "the arm's loss is outside the range that the baseline reaches in 105 to 210 steps",
     ),
     "a flat baseline": (
         {"change": flat},
@@ -298,7 +298,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
         {"change": on_another_machine},
         "other hardware: 1 × b (b); the baseline: 1 × a (a)",
     ),
-    "no time": ({"change": untimed}, "a record has no time a token"),
+    "no time": ({"change": untimed}, "a run's record has no time a token"),
     "a baseline that diverged": ({"change": diverged("gelu4x", 1)}, "mha diverged, seed 1"),
     "a length that diverged": (
         {"change": diverged("gelu4x", 1, 210)},
@@ -453,7 +453,7 @@ def test_more_seeds_are_trained_for_a_slope_that_is_not_known_and_for_no_other_r
     assert beyond["M.equal"]["n"] == 3
     assert (
         beyond["M.equal"]["refused"]
-        == "its loss lies beyond what the baseline reaches in 8 to 17 steps"
+        == "the arm's loss is outside the range that the baseline reaches in 8 to 17 steps"
     )
 
 

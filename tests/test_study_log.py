@@ -26,7 +26,10 @@ ARMS = STUDY["arms"]
 GUARD = SPEED["guards"][0]
 BOTH = (SPEED, LOSS)
 LOOSE = claim(LOSS, expected=[-2.0, None])
-OTHER_ENDS = "its arms and metric were registered before with other ends, margins or seeds (1)"
+OTHER_ENDS = (
+    "its arms and metric were registered before with another expected range, other margins or "
+    "other seeds (1)"
+)
 AFTER = "registered after 3 runs (mqa, seed 0 and 2 more)"
 AFTER_ALL = "registered after 3 runs and 3 sessions (bench session 1 and 5 more)"
 
@@ -221,8 +224,9 @@ def test_a_study_that_cannot_be_written_says_so_and_is_not_registered(
     assert lab.carry()["M.loss"]["exploratory"] == "not registered"
     assert (
         lab.said[0]
-        == f"{lab.root / 'made'} cannot be written: nothing is registered, and no README or "
-        "results are left there"
+        == f"{lab.root / 'made'} cannot be written: nocap registers no claims, and writes no "
+        "README and no "
+        "results there"
     )
     assert not lab.log.exists()
 
@@ -239,9 +243,9 @@ def test_what_was_measured_again_is_told(lab: Lab):
     rows = lab.carry()
     words = [row["exploratory"] for row in rows.values()]
     assert words == [None, None]
-    assert rows["M.loss"]["notes"] == ["measured again, and otherwise: mqa, seed 1"]
+    assert rows["M.loss"]["notes"] == ["measured again with another result: mqa, seed 1"]
     assert rows["M.speed"]["notes"] == [
-        "measured again, and otherwise: mqa, seed 1, bench session 1"
+        "measured again with another result: mqa, seed 1, bench session 1"
     ]
     losses = []
     for line in lab.lines("run"):
@@ -255,7 +259,7 @@ def test_an_older_baseline_and_another_machines_verdict_are_told(lab: Lab):
     lab.carry("out", "theirs", arms=arms, claims=[LOSS])
     row = lab.carry(claims=[LOSS])["M.loss"]
     assert row["exploratory"] is None
-    assert row["notes"] == ["older baseline: mha, seed 0 and 2 more"]
+    assert row["notes"] == ["measured with an older baseline: mha, seed 0 and 2 more"]
     here = lab.lines("registration")[0]["machine"]
     lab.host = "there"
     lab.loss = lambda run: 3.0 + 2 * (run.arm == "mqa") + 0.001 * run.seed

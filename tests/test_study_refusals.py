@@ -61,7 +61,7 @@ LOSS_CLAIM: list[Case] = [
     ({"arm": "gqa"}, "claim M.loss: arm must be one of mha, mqa, got gqa"),
     (
         {"expected": [0.5, 0.5]},
-        "claim M.loss: expected must hold something: low below high, got [0.5, 0.5]",
+        "claim M.loss: expected must have low below high, got [0.5, 0.5]",
     ),
     ({"arm": "mha"}, "claim M.loss: arm must not be its own baseline, got mha"),
     (
@@ -82,7 +82,7 @@ EQUAL_CLAIM: list[Case] = [
     ({"scale": "value"}, "claim M.equal: scale must be ratio for time_at_equal_loss, got value"),
     (
         {"expected": [0.9, None]},
-        "claim M.equal: expected must have a high end, above 1 for what is worse",
+        "claim M.equal: expected must have a high end; the value is the time divided",
     ),
     ({"expected": [0.0, 0.9]}, "expected must be above 0 for a ratio"),
     ({"target": "baseline"}, "target must be baseline for a claim about time or steps"),
@@ -126,17 +126,17 @@ MQA: list[tuple[tuple[str, ...], str]] = [
     (("attention=mqa", "engine=warp"), "arm mqa: engine must be one of"),
     (
         ("attention=mqa", "data.train_tokens=50000"),
-        "arm mqa: data.train_tokens must be the baseline's (mha: ",
+        "arm mqa: data.train_tokens must be equal to the baseline's (mha: ",
     ),
     (
         ("trainer.val_tokens=2048",),
-        "arm mqa: trainer.val_tokens must be the baseline's (mha: 1024)",
+        "arm mqa: trainer.val_tokens must be equal to the baseline's (mha: 1024)",
     ),
     (
         ("model.seq_len=64",),
-        "arm mqa: model.seq_len must be the baseline's (mha: 32), or losses mean",
+        "arm mqa: model.seq_len must be equal to the baseline's (mha: 32), or the losses",
     ),
-    (("tokenizer=gpt2",), "arm mqa: tokenizer.vocabulary must be the baseline's (mha: "),
+    (("tokenizer=gpt2",), "arm mqa: tokenizer.vocabulary must be equal to the baseline's (mha: "),
 ]
 SPEED_GUARD = {"metric": "val_loss", "scale": "ratio", "margins": {"gpu": 1.1}}
 EQUAL_GUARD = {"metric": "time_at_equal_loss", "scale": "difference", "margins": {"cpu": 0.1}}
@@ -149,10 +149,11 @@ STUDIES: list[Case] = [
     ({"claims": [LOSS, LOSS]}, "claims must each have their own id, got M.loss, M.loss"),
     ({"claims": []}, "claims must have at least one claim, unless the study has propose, got none"),
     ({"notes": {"M.lost": "no"}}, "notes must be one of M.speed, M.loss, got M.lost"),
-    (amdahl(qkv=0.5), "mechanism.saved must be of scores, got qkv"),
+    (amdahl(qkv=0.5), "mechanism.saved must be among scores, got qkv"),
     (
         amdahl(scores=1.0),
-        "mechanism.saved must be above 0 and below 1: what is not named is saved whole, got ",
+        "mechanism.saved must be above 0 and below 1; a part that is not named is saved "
+        "completely, got ",
     ),
     ({"claims": [claim(SPEED, guards=[SPEED_GUARD])]}, "name the scale cpu, got gpu"),
     ({"seeds": [0, 1]}, "seeds must be at least 3, because fewer pairs have no verdict, got 2"),
@@ -193,7 +194,7 @@ STUDIES: list[Case] = [
     ),
     (
         {"claims": [EQUAL], **arm("mqa", "attention=mqa", "trainer.steps=24")},
-        "arm mqa: trainer.steps must be the baseline's (mha: 12) for a claim about "
+        "arm mqa: trainer.steps must be equal to the baseline's (mha: 12) for a claim about "
         "time_at_equal_loss",
     ),
     (
@@ -221,11 +222,11 @@ SEARCHES: list[Case] = [
     ),
     (
         {"seeds": [3], "trials": {"mha": TRIALS, "mqa": [*TRIALS, ["optimizer.lr=1e-2"]]}},
-        "tune.trials must give every arm equally many trials",
+        "tune.trials must give every arm the same number of trials",
     ),
     (
         {"seeds": [3], "trials": {"mha": TRIALS[:1], "mqa": TRIALS[:1]}},
-        "at least two: fewer trials are a handicap",
+        "at least two, or the comparison is unfair",
     ),
     (
         {"seeds": [], "trials": {"mha": TRIALS, "mqa": TRIALS}},
@@ -272,7 +273,8 @@ CASES: list[tuple[dict[str, Any], tuple[str, ...], str]] = [
     (
         LONGER,
         (),
-        "arm mqa, trial 2: trainer.steps must be the baseline's (mha: 12) for a claim about "
+        "arm mqa, trial 2: trainer.steps must be equal to the baseline's (mha: 12) for a claim "
+        "about "
         "time_at",
     ),
     *(({}, given, reason) for given, reason in WORDS),
@@ -316,8 +318,8 @@ def test_a_folder_without_a_study(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 WITHOUT_STUDY = [
-    (("--board", "."), "--board must be a folder of studies that were carried out"),
-    (("--board", "nowhere"), "--board must be a folder of studies that were carried out"),
+    (("--board", "."), "--board must be a folder with studies that have results"),
+    (("--board", "nowhere"), "--board must be a folder with studies that have results"),
     (("made", "--plan", "--judge"), "not allowed with argument"),
     (("--board", "made", "--judge"), "not allowed with argument"),
     (("--judge",), "nocap.study needs FOLDER"),

@@ -110,11 +110,11 @@ VERDICTS = [
     (FAST, SAME, "M.speed confirmed at "),
     ([1.35, 1.351, 1.352], SAME, "M.speed exceeded at "),
     (SLOW, SAME, ": worse than stated: "),
-    (FAST, [4.0, 4.001, 4.002], ": its validation loss is worse: "),
+    (FAST, [4.0, 4.001, 4.002], ": the arm's validation loss is worse: "),
     ([1.1, 1.25, 1.4], SAME, ": no affordable number of pairs would decide: "),
     ([1.22, 1.25, 1.28], SAME, " more sessions would decide: "),
     ([1.25, 1.251], SAME, ": 1 missing (tokens_per_s, session 3): "),
-    (FAST, [3.0, 3.0, None], ": its validation loss is worse: "),
+    (FAST, [3.0, 3.0, None], ": the arm's validation loss is worse: "),
 ]
 
 
@@ -246,7 +246,7 @@ def test_a_declared_noise_reaches_the_verdict_and_its_sentence(tmp_path: Path):
     assert math.log(ratio) == pytest.approx(half / 3, rel=1e-3)
     stored = claims_of(again(result, tmp_path))
     for before, after in zip((loss, speed), stored, strict=True):
-        expected = {**before, "exploratory": "not in its study's log"}
+        expected = {**before, "exploratory": "not in the study's log"}
         assert {**after, "hash": "made"} == expected
     declared = ", noise of a pair declared as 0.02 with 4.4 degrees of freedom (24 pairs of arms)"
     of_loss = result.claims[0]
@@ -271,7 +271,7 @@ def test_a_page_is_judged_in_the_order_that_was_registered(tmp_path: Path, seeds
     assert row["n"] == 3
     assert row["measured"]["mid"] == pytest.approx(0.1)
     (stored,) = claims_of(again(result, tmp_path))
-    expected = {**row, "exploratory": "not in its study's log"}
+    expected = {**row, "exploratory": "not in the study's log"}
     assert {**stored, "hash": "made"} == expected
 
 

@@ -180,7 +180,7 @@ def test_runs_of_a_grid_are_the_baseline(
     written(tmp_path / "made", {**MADE, "claims": [LOSS]})
     assert here(*COMMAND[2:], module="nocap.study").code == 0
     it = left(tmp_path)
-    older = "older baseline: mha, seed 0 and 2 more"
+    older = "measured with an older baseline: mha, seed 0 and 2 more"
     assert it.claims[0]["n"] == 3
     assert older in it.claims[0]["notes"]
     assert older in it.page

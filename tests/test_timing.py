@@ -124,10 +124,7 @@ def test_speeds_are_those_of_the_timing() -> None:
     assert gqa is not None
     assert gqa.low < 0.8 < gqa.high
     shown = render(comparison)
-    assert (
-        "the arms timed in turns, 12 rounds by process CPU time, one thread, on b, 2026-11-28."
-        in shown
-    )
+    assert "timed in turns: 12 rounds by process CPU time, one thread, on b, 2026-11-28." in shown
     content = to_json(result_of(comparison))
     assert content["timing"]["rounds"] == 12
     json.dumps(to_json(result_of(comparison)), allow_nan=False)
@@ -154,7 +151,9 @@ def test_a_timing_that_lacks_an_arm_is_named_and_not_used() -> None:
     short = replace(whole, seconds=seconds)
     comparison = timed(short)
     assert comparison.timing is None
-    why = "the timing of 2026-11-28T10:00:00+00:00 lacks gqa swiglu: speeds are those of the runs"
+    why = (
+        "the timing of 2026-11-28T10:00:00+00:00 lacks gqa swiglu, so the speeds are from the runs"
+    )
     assert why in comparison.problems
 
 
@@ -185,7 +184,9 @@ def test_a_grid_is_timed_once_and_a_damaged_timing_is_named(tmp_path: Path, here
     words = ["--multirun", *CELL, "attention=flash,gqa"]
     first = here(*words, "--time", "0.01")
     assert first.code == 0
-    assert "time: 2 arms in turns for 0.01 s and their warm-up, after the last run" in first.out
+    assert (
+        "after the last run, nocap times 2 arms in turns, for 0.01 s and the warm-up" in first.out
+    )
     assert re.search(r"timed in turns, \d+ rounds by process CPU time, one thread, on ", first.out)
     (file,) = sessions(tmp_path)
     before = file.read_bytes()
@@ -197,7 +198,7 @@ def test_a_grid_is_timed_once_and_a_damaged_timing_is_named(tmp_path: Path, here
     file.write_text('{"started": "today"}')
     damaged = here(*words)
     assert damaged.code == 0
-    assert "note: a timing is left out: " in damaged.out
+    assert "note: nocap leaves out a timing: " in damaged.out
     assert f"{file.name}: it must have hardware" in damaged.out
     content = json.loads(before)
     first = next(iter(content["measured"]["arms"].values()))
@@ -242,9 +243,9 @@ def test_a_grid_of_the_same_arms_takes_the_timing_of_the_one_before(tmp_path: Pa
 
 
 REFUSED = [
-    (["--time", "0"], "--time must be seconds above 0, as in --time 60, got 0"),
-    (["--time", "nan"], "--time must be seconds above 0, as in --time 60, got nan"),
-    (["--time", "soon"], "--time must be seconds above 0, as in --time 60, got soon"),
+    (["--time", "0"], "--time must be a number of seconds above 0, as in --time 60, got 0"),
+    (["--time", "nan"], "--time must be a number of seconds above 0, as in --time 60, got nan"),
+    (["--time", "soon"], "--time must be a number of seconds above 0, as in --time 60, got soon"),
     (["--time", "9", "trainer.devices=2"], "trainer.devices must be 1 with --time"),
     (["--time", "9", "hydra/launcher=slurm"], "--time does not work on a cluster"),
     (["--time", "9", "--plan", "trainer.devices=2"], "trainer.devices must be 1 with --time"),

@@ -259,17 +259,16 @@ def test_cells_are_told_apart_by_what_their_grid_sweeps(
         MirrorPlace(id=plan.identity).write(made_folder(plan.run_dir))
     (line,) = send_left(plans, grid.folder)
     command = f"python -m nocap.runs sync out/grids/{grid.name}"
-    assert line == f"not uploaded: 2 of 2 runs; this command sends the rest: {command}"
+    assert line == f"nocap did not upload 2 of 2 runs; send the rest with {command}"
     MirrorPlace(id="grid").write(made_folder(grid.folder))
     (line,) = send_left(plans, grid.folder)
     assert (
-        line
-        == f"not uploaded: 2 of 2 runs and the comparison; this command sends the rest: {command}"
+        line == f"nocap did not upload 2 of 2 runs and the comparison; send the rest with {command}"
     )
     for plan in plans:
         MirrorPlace(id=plan.identity, complete=True).write(plan.run_dir)
     (line,) = send_left(plans, grid.folder)
-    assert line == f"not uploaded: the comparison; this command sends the rest: {command}"
+    assert line == f"nocap did not upload the comparison; send the rest with {command}"
 
 
 def made_folder(path: Path) -> Path:

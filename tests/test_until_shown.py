@@ -32,7 +32,7 @@ def test_looks_double_until_the_budget() -> None:
     assert [seed_looks.seeds_in(overrides) for overrides in every] == expected
     assert str(every[1][1].input_line) == "seed=0,1,2,3,4,5"
     assert seed_looks.plan_of(every).startswith(
-        "until shown: looks at 3, 6, 12 and 20 seeds of each arm"
+        "--until-shown compares the arms after 3, 6, 12 and 20 seeds"
     )
 
 
@@ -44,21 +44,21 @@ def test_it_goes_on_as_long_as_something_is_open_and_after_a_stop(
     assert here("--multirun", *CELL, ARMS, "seed=0").code == 0  # a part of it is there already
     done = here(*words)
     assert done.code == 0
-    assert "until shown: looks at 3 and 4 seeds of each arm" in done.out
+    assert "--until-shown compares the arms after 3 and 4 seeds" in done.out
     first = at(tmp_path, 3)
     assert first is not None
     if any(finding.is_open for finding in first.findings.found):
-        assert "until shown: open after 3 seeds: lr=0.002; more seeds for every arm" in done.out
+        assert "--until-shown: open after 3 seeds: lr=0.002; more seeds for every arm" in done.out
         last = at(tmp_path, 4)
         assert last is not None
         assert last.look == 2  # the seeds that were asked for first, and those of the budget
         assert (
-            "its budget of seeds has ended" in done.out
-            or "nothing is open after 4 seeds" in done.out
+            "no more seeds are allowed" in done.out
+            or "no difference is open after 4 seeds" in done.out
         )
     else:
         assert at(tmp_path, 4) is None
-        assert "until shown: nothing is open after 3 seeds" in done.out
+        assert "--until-shown: no difference is open after 3 seeds" in done.out
     again = here(*words)
     assert "trained now" in again.out
     assert "; 0 trained now" in again.out
@@ -71,7 +71,7 @@ def test_it_ends_at_the_first_look_where_all_is_shown(tmp_path: Path, here: Door
     """An arm that learns nothing ends higher by far."""
     done = here("--until-shown", "6", *CELL, "optimizer.lr=0.003,1e-9", "seed=0,1,2")
     assert done.code == 0
-    assert "until shown: nothing is open after 3 seeds" in done.out
+    assert "--until-shown: no difference is open after 3 seeds" in done.out
     assert at(tmp_path, 6) is None
 
 
@@ -87,7 +87,8 @@ REFUSED = [
     ),
     (
         ["many", ARMS, "seed=0,1,2"],
-        "--until-shown must be the most seeds of an arm, as in --until-shown 24, got many",
+        "--until-shown must be the largest number of seeds of an arm, as in --until-shown 24, "
+        "got many",
     ),
     (
         ["6", "search=random", "optimizer.lr=interval(1e-4,1e-2)"],

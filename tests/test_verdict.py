@@ -188,14 +188,18 @@ REFUSED = [
     (
         claim,
         {"expected": [1.3, 1.2]},
-        "claim gqa: expected must hold something: low below high, got",
+        "claim gqa: expected must have low below high, got",
     ),
-    (claim, {"expected": [1.2, 1.2]}, "hold something"),
+    (claim, {"expected": [1.2, 1.2]}, "have low below high"),
     (claim, {"expected": [None, None]}, "one of them may be null, got [None, None]"),
     (claim, {"expected": [1.2]}, "be [low, high]"),
     (claim, {"expected": [0.0, 1.2]}, "be above 0 for a ratio"),
     (claim, {"expected": [1.2, math.inf]}, "be finite numbers or null"),
-    (claim, {"expected": [1.2, None], "two_sided": True}, "two_sided must have both ends stated"),
+    (
+        claim,
+        {"expected": [1.2, None], "two_sided": True},
+        "two_sided must be false, because only one end is stated",
+    ),
     (
         claim,
         {"seeds": [1, 2]},
@@ -205,7 +209,7 @@ REFUSED = [
     (
         claim,
         {"expected": [None, 1.2]},
-        "expected must have a low end, below no change for what is worse",
+        "expected must have a low end; an end below 1, or below 0 of a difference, means worse",
     ),
     # no instrument of a claim
     (
@@ -221,7 +225,7 @@ REFUSED = [
     ),
     (claim, {"target": "baseline"}, "and null for others, got baseline"),
     (claim, {"statement": " "}, "statement must not be empty"),
-    (claim, {"guards": [LOSS_GUARD, LOSS_GUARD]}, "guards must each have a metric of their own"),
+    (claim, {"guards": [LOSS_GUARD, LOSS_GUARD]}, "guards must each have another metric"),
     (
         claim,
         {"mechanism": Mechanism(bound=0.0, formula="x")},

@@ -219,9 +219,9 @@ def test_a_run_without_a_tracker_is_sent_and_the_second_time_nothing(
     first = lab.sync(server)
     assert first.returncode == 0
     assert first.stderr == ""
-    assert first.stdout.endswith("on the server: 1 of 1 run, 31 rows sent now\n")
+    assert first.stdout.endswith("the server has 1 of 1 run; nocap sent 31 rows now\n")
     second = lab.sync(server)
-    assert second.stdout.endswith("on the server: 1 of 1 run, 0 rows sent now\n")
+    assert second.stdout.endswith("the server has 1 of 1 run; nocap sent 0 rows now\n")
     has_record(server, lab)
 
 
@@ -468,7 +468,7 @@ def test_an_agents_run_has_its_id_and_a_finished_one_is_reported_again(
     assert first.returncode == 0
     assert first.stderr == ""
     again = nocap(tmp_path, server, "train", *words, **agent(tmp_path, "again", **values))
-    assert "already finished: nothing to train" in again.stdout
+    assert "the run has already finished, so there is nothing to train" in again.stdout
     assert [*server.runs] == ["first", "again"]
     for run in server.runs.values():
         assert run.rows == recorded(folder_of(tmp_path))
@@ -592,7 +592,7 @@ def test_a_grid_prints_the_link_of_its_group(tmp_path: Path, server: WandbServer
     assert {run.described["groupName"] for run in runs} == {folder.name}
     assert len(server.runs) == 3, "two cells and the comparison"
     again = nocap(tmp_path, server, "runs", "sync", f"out/grids/{folder.name}")
-    assert again.stdout.endswith("on the server: 2 of 2 runs, 0 rows sent now\n")
+    assert again.stdout.endswith("the server has 2 of 2 runs; nocap sent 0 rows now\n")
     assert len(server.runs) == 3
 
 
@@ -608,7 +608,7 @@ def test_an_unreachable_server_is_asked_once_a_grid_and_sync_sends_all(
     (folder,) = (tmp_path / "out" / "grids").iterdir()
     command = f"python -m nocap.runs sync out/grids/{folder.name}"
     line = (
-        f"tracker: not uploaded: 2 of 2 runs and the comparison; this command sends the rest: "
+        f"tracker: nocap did not upload 2 of 2 runs and the comparison; send the rest with "
         f"{command}\n"
     )
     assert line in done.stdout

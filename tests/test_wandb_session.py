@@ -457,7 +457,7 @@ def test_sync_sends_what_it_can_and_names_the_rest(
     seal(config)
     assert runs.main(["sync"]) == 1
     said = capsys.readouterr()
-    assert said.out.endswith(f"on the server: 1 of 3 runs, {len(STEPS)} rows sent now\n")
+    assert said.out.endswith(f"the server has 1 of 3 runs; nocap sent {len(STEPS)} rows now\n")
     first, second = said.err.splitlines()
     assert first.startswith(f"nocap: not sent: {folder.name}: ")
     assert second.startswith(f"nocap: not sent: {config.name}: ")
@@ -478,7 +478,7 @@ def test_a_comparison_that_was_not_uploaded_ends_sync_with_1(
     client.refuses = True
     assert runs.main(["sync"]) == 1
     said = capsys.readouterr()
-    assert said.out.endswith("on the server: 1 of 1 run, 0 rows sent now\n")
+    assert said.out.endswith("the server has 1 of 1 run; nocap sent 0 rows now\n")
     assert "nocap.runs sync outputs/grids/a-grid" in said.err
     client.refuses = False
     assert runs.main(["sync"]) == 0

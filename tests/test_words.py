@@ -109,7 +109,8 @@ def test_what_cannot_be_read_is_shown_in_quotes_that_can(
 def test_a_list_for_one_text_is_refused() -> None:
     words = [*WITHOUT_DATA, "data=shards", "data.val=v"]
     with pytest.raises(
-        ValueError, match=r"data.train must be one text, and no list \(quotes make \[a,b\] a text"
+        ValueError,
+        match=r"data.train must be one text and not a list \(quotes turn \[a,b\] into a text",
     ):
         compose([*words, "data.train=[a,b]"])
     run = compose([*words, "data.train='[a,b]'"])
@@ -144,7 +145,7 @@ def test_a_number_in_a_yaml_is_no_text(key: str, value: object) -> None:
     place, _, name = key.rpartition(".")
     (plain[place] if place else plain)[name] = value
     with pytest.raises(
-        ValueError, match=rf"{key}(\[0\])? must be text, in quotes where a yaml would read"
+        ValueError, match=rf"{key}(\[0\])? must be text, with quotes if a yaml would read"
     ):
         from_plain(plain, "it must be a config")
 
@@ -155,7 +156,7 @@ def test_an_experiments_number_is_no_text(tmp_path: Path, here: Door) -> None:
     refused = here("--config-dir", str(tmp_path), "--cfg", "job", "experiment=mine")
     assert refused.code == 2
     assert (
-        "output_dir must be text, in quotes where a yaml would read a number, got 3.1"
+        "output_dir must be text, with quotes if a yaml would read it as a number, got 3.1"
         in refused.err
     )
 

@@ -130,15 +130,15 @@ def encodes(trial: OptionTrial) -> str:
     ids = encoding.encode_ordinary(TEXT)
     expect(
         n == tokenizer.vocab_size <= 2**16,
-        f"vocab_size says {tokenizer.vocab_size}, and the encoding has {n} tokens: equal, "
-        "and at most a shard's 16 bits",
+        "vocab_size must be the number of tokens of the encoding, and fit into 16 bits, got "
+        f"{tokenizer.vocab_size} and {n} tokens",
     )
-    expect(END_OF_TEXT in encoding.special_tokens_set, f"it has no {END_OF_TEXT}")
+    expect(END_OF_TEXT in encoding.special_tokens_set, f"the tokenizer has no {END_OF_TEXT}")
     decoded = encoding.decode(ids)
     expect(decoded == TEXT, f"{TEXT!r} comes back as {decoded!r}")
     n_bytes = len(TEXT.encode())
     by_ids = int(token_bytes(encoding)[ids].sum())
-    expect(by_ids == n_bytes, f"its tokens stand for {by_ids} bytes of a text of {n_bytes}")
+    expect(by_ids == n_bytes, f"its tokens stand for {by_ids} bytes, but the text has {n_bytes}")
     return f"{tokenizer.name}: {n:,} tokens; {n_bytes} bytes in {len(ids)}"
 
 
@@ -155,8 +155,8 @@ def builds(trial: OptionTrial) -> str:
     idle = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
     expect(
         not idle,
-        f"{', '.join(idle[:1])} gets no gradient, for which two ranks would wait; "
-        f"{len(idle)} parameters in all",
+        f"{', '.join(idle[:1])} gets no gradient, and two ranks would wait for it; {len(idle)} "
+        "such parameters",
     )
     return f"{count_parameters(model)['total']:,} parameters"
 
@@ -285,7 +285,7 @@ def decodes(trial: OptionTrial) -> str:
         is_claimed = by_slots or per_token
         claim = "cache_slots" if by_slots else "PER_TOKEN"
         is_wrong = "logits differ" in str(error)
-        expect(not is_claimed or not is_wrong, f"it says {claim}, and {error}")
+        expect(not is_claimed or not is_wrong, f"the option says {claim}, and {error}")
         return f"no cache: {error}"
     return "from the cache as from the whole prefix"
 
@@ -298,7 +298,7 @@ def learns(trial: OptionTrial) -> str:
     not fail."""
     first, *_, last = [row["val/loss"] for row in _rows(trial.clean) if "val/loss" in row]
     losses = f"validation loss {first:.4f} → {last:.4f} in {trial.run.trainer.steps} steps"
-    expect(last < first, f"{losses}: it must end below where it began")
+    expect(last < first, f"{losses}: the loss must end below where it began")
     return losses
 
 
@@ -314,7 +314,7 @@ def resumes(trial: OptionTrial) -> str:
     trial.train("killed")
     line = f"resuming from step {step_of(first_checkpoint)}"
     log = (killed / "train.log").read_text()
-    expect(line in log, "started again, it did not go on from its checkpoint")
+    expect(line in log, "the run did not continue from its checkpoint when it started again")
     rows = _rows(killed)
     for row, clean_row in zip(rows, _rows(trial.clean), strict=True):
         _check_rows(row, clean_row)

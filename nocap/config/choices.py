@@ -52,7 +52,7 @@ def of_a_grid(overrides: Sequence[Override]) -> DictConfig:
     of_launcher = [override for override in overrides if is_launcher(override)]
     is_chosen = any(override.key_or_group == "hydra/launcher" for override in of_launcher)
     for override in of_launcher:
-        rule = "be set together with its launcher, as in hydra/launcher=pool"
+        rule = "be set in the same command as its launcher, as in hydra/launcher=pool"
         require(is_chosen, override.key_or_group, rule, override.input_line)
     words = list[str]()
     for override in overrides:

@@ -94,7 +94,7 @@ def _check_secrets(run: Run) -> None:
     """Refuse a value that holds a secret. A tracker's texts are redacted where they are written;
     the run needs the others as they are, as a path."""
     plain = to_plain(run)
-    rule = "hold no secret, which the run's record would show"
+    rule = "not hold a secret, because the run's record would show it"
     pairs = zip(flat(plain), flat(redact(plain)), strict=True)
     for (key, value), (_, redacted) in pairs:
         if not key.startswith("tracker."):
@@ -120,7 +120,10 @@ def raw_config(words: Sequence[str]) -> tuple[DictConfig, dict[str, str | None]]
         ValueError: an unknown option or key, a value of a wrong type, or a malformed override.
     """
     overrides = overrides_of(words)
-    rule = "be one value: --multirun sweeps over several, [a,b] is a list, and quotes make a text"
+    rule = (
+        "be one value; add --multirun for several values, brackets for a list as in [a,b], or "
+        "quotes for a text with commas"
+    )
     for override in overrides:
         is_one = not override.is_sweep_override()
         require(is_one, override.key_or_group, rule, override.input_line)
@@ -145,7 +148,7 @@ def _set_key(config: DictConfig, override: Override) -> None:
     rule = "not be deleted"
     require(not override.is_delete(), key, rule, override.input_line)
     is_too_large = isinstance(value, int) and abs(value) >= 2**1023
-    require(not is_too_large, key, "be a number that a float holds", value)
+    require(not is_too_large, key, "be a number that fits into a float", value)
     OmegaConf.update(config, key, value, merge=True)
 
 

@@ -77,16 +77,19 @@ def precision(device: Device, model: Model) -> tuple[Precision, str]:
     (experiments/cpu_defaults).
     """
     if device is Device.cuda:
-        return Precision.bf16, "the GPU's tensor cores"
+        return Precision.bf16, "the GPU has tensor cores"
     if not hardware.has_amx():
         return Precision.fp32, "this CPU has no AMX"
     head = model.d_model // max(1, model.n_head)
     if model.d_model >= WIDE and head >= WIDE_HEAD:
         return Precision.bf16, "this CPU has AMX"
-    shape = f"{model.d_model} channels with heads of {head}"
+    shape = f"{model.d_model} channels and heads of {head}"
     return (
         Precision.fp32,
-        f"AMX gains from {WIDE} channels with heads of {WIDE_HEAD} on, here are {shape}",
+        (
+            f"AMX helps if a model has at least {WIDE} channels and heads of {WIDE_HEAD}; this "
+            f"model has {shape}"
+        ),
     )
 
 
@@ -130,12 +133,13 @@ def compilation(
     if blocks < SHORT:
         compiled = Compile.full
     why = (
-        f"it takes {COLD_S[compiled]:g} s of each core, and would save {saved_s:,.1f} s of this run"
+        f"compiling takes {COLD_S[compiled]:g} s of each core, and would save this run "
+        f"{saved_s:,.1f} s"
     )
     if saved_s <= COLD_S[compiled]:
         return Compile.off, why
     if not hardware.cpp_compiler():
-        return Compile.off, f"no C++ compiler is here; {why}"
+        return Compile.off, f"this machine has no C++ compiler; {why}"
     return compiled, why
 
 
@@ -173,13 +177,15 @@ def cuda_graphs(
     if not is_short:
         return False, why
     if devices > 1:
-        return False, f"ranks exchange gradients in a backward; {why}"
+        return False, f"ranks exchange gradients in the backward pass; {why}"
     if not all(_fits(option) for option in options):
         return False, f"{BEYOND_GRAPHS}; {why}"
     return True, why
 
 
-BEYOND_GRAPHS = "an option is from outside, draws, or acts between steps"
+BEYOND_GRAPHS = (
+    "an option comes from outside nocap, draws random numbers, or runs code between steps"
+)
 
 
 def fits_a_graph(run: Run) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from nocap.config.errors import EXIT_CODES
 from nocap.config.outgoing_text import guarded
 
-DEFECT = "nocap: the lines above are a defect of nocap, whatever was typed"
+DEFECT = "nocap: the error above is a bug in nocap, and not a fault of your command"
 
 
 def run(main: Callable[[], int | None]) -> NoReturn:
@@ -25,7 +25,7 @@ def run(main: Callable[[], int | None]) -> NoReturn:
     """
     open_streams()
     if sys.flags.optimize:
-        rule = "be off, because Hydra reads the command line in assertions"
+        rule = "be unset or 0, because without assertions Hydra cannot read the command line"
         print(f"nocap: PYTHONOPTIMIZE must {rule}, got {sys.flags.optimize}", file=sys.stderr)
         raise SystemExit(EXIT_CODES["refused"])
     code: Any
@@ -34,7 +34,7 @@ def run(main: Callable[[], int | None]) -> NoReturn:
     except SystemExit as ending:
         code = ending.code
     except KeyboardInterrupt:
-        print("nocap: stopped; the same command begins again", file=sys.stderr)
+        print("nocap: stopped; type the same command to start again", file=sys.stderr)
         code = EXIT_CODES["preempted"]
     except Exception:
         with guarded():

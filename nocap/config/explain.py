@@ -42,7 +42,10 @@ def one_line_errors(place: str = "") -> Iterator[None]:
 def explain(error: BaseException) -> str:
     """Say what is wrong, in one line, for a person: OmegaConf and Hydra take several."""
     if isinstance(error, RecursionError):
-        return "brackets must not be nested so deeply, nor a yaml's defaults choose the yaml itself"
+        return (
+            "brackets must not be nested so deeply, and a yaml's defaults must not choose the "
+            "same yaml"
+        )
     key = getattr(error, "full_key", None) or ""
     if isinstance(error, (ConfigKeyError, ConfigAttributeError)):
         return _no_key(key or str(error.key), error.object_type)

@@ -92,7 +92,7 @@ def _seeds(text: str) -> int:
     Errors:
         ValueError: it is no number of them.
     """
-    rule = f"be the most seeds of an arm, as in {UNTIL_SHOWN} 24"
+    rule = f"be the largest number of seeds of an arm, as in {UNTIL_SHOWN} 24"
     require(text.isdecimal(), UNTIL_SHOWN, rule, text)
     return int(text)
 
@@ -107,7 +107,7 @@ def _seconds(text: str) -> float:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
-    require(0 < seconds < math.inf, TIME, f"be seconds above 0, as in {TIME} 60", text)
+    require(0 < seconds < math.inf, TIME, f"be a number of seconds above 0, as in {TIME} 60", text)
     return seconds
 
 
@@ -115,8 +115,10 @@ def _seconds(text: str) -> float:
 class GridFlags:
     """The flags that make a command a grid."""
 
-    zip: bool = _switch("--zip", about="pair the values")
-    fail_fast: bool = _switch("--fail-fast", about="stop at the first failure")
+    zip: bool = _switch(
+        "--zip", about="pair the values of the keys, and train no other combination"
+    )
+    fail_fast: bool = _switch("--fail-fast", about="stop after the first cell that fails")
     detach: bool = _switch("--detach", about="send the jobs to Slurm and stop")
     skip_refused: bool = _switch(
         "--skip-refused",
@@ -124,7 +126,7 @@ class GridFlags:
     )
     equal_loss: bool = _switch(
         EQUAL_LOSS,
-        about="show the time at equal loss; two more lengths of the baseline train",
+        about="train the baseline at two more lengths; show the time at equal loss",
     )
     until_shown: int | None = _option(
         UNTIL_SHOWN,
@@ -136,7 +138,7 @@ class GridFlags:
         TIME,
         example="60",
         read=_seconds,
-        about="time the arms in turns for a minute after the training",
+        about="after the training, time the arms in turns for so many seconds",
     )
 
     @property
@@ -190,7 +192,7 @@ class Flags:
     help: bool = _switch(
         "--help",
         "-h",
-        about="print this page; with OPTIONS print their keys, with all every key and flag",
+        about="print this page; with options print their keys, with all print everything",
     )
     # `install=bash` and the like stand among the overrides
     shell_completion: bool = _switch("--shell-completion", "-sc")

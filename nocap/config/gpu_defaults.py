@@ -62,7 +62,10 @@ def micro_batch(model: Model, tokenizer: Tokenizer, sequences: int) -> tuple[int
     while sequences % (2 * size) == 0 and step_mib(model, tokenizer, 2 * size) <= ROOM_MIB:
         size *= 2
     counted_mib = step_mib(model, tokenizer, size)
-    return size, f"with materialised scores it would take {counted_mib:,.0f} MiB, of {ROOM_MIB:,}"
+    return size, (
+        f"even if attention stored its scores, a step would take {counted_mib:,.0f} MiB; the "
+        f"limit is {ROOM_MIB:,}"
+    )
 
 
 def compiles_whole(model: Model, tokenizer: Tokenizer, tokens: int) -> tuple[bool, str]:
@@ -71,7 +74,7 @@ def compiles_whole(model: Model, tokenizer: Tokenizer, tokens: int) -> tuple[boo
     saved_s = SAVED_BY_FULL * flops_per_token(model, tokenizer) * tokens / REGIONAL_FLOPS
     return (
         saved_s > full_s,
-        f"the whole model takes {full_s:,.0f} s, and would save {saved_s:,.1f} s",
+        f"compiling the whole model takes {full_s:,.0f} s, and would save {saved_s:,.1f} s",
     )
 
 
@@ -81,5 +84,8 @@ def is_short(model: Model, tokenizer: Tokenizer, tokens: int) -> tuple[bool, str
     step_ms = 1e3 * flops_per_token(model, tokenizer) * tokens / PEAK_FLOPS
     return (
         step_ms < launch_ms,
-        f"a step is {step_ms:,.1f} ms of work and {launch_ms:,.0f} ms of launches",
+        (
+            f"the GPU computes a step in {step_ms:,.1f} ms, and its kernels take {launch_ms:,.0f} "
+            "ms to launch"
+        ),
     )

@@ -138,7 +138,7 @@ def check_device(device: Device, devices: int, *, key: str = "trainer.device") -
     version = f"torch {build['version']}"
     require(has_cuda, f"{key}=cuda", "have a torch built for CUDA", version)
     n = len(cuda_devices())
-    none = "a CUDA driver that shows none, or no driver"
+    none = "no CUDA driver, or a driver that finds no GPU"
     require(n > 0, f"{key}=cuda", "have a GPU", none)
     local = int(os.environ.get("LOCAL_WORLD_SIZE", devices))
     require(local <= n, "trainer.devices", f"be at most the {n} visible GPU(s)", local)
@@ -200,7 +200,12 @@ def check_malloc(malloc: Malloc) -> None:
         ValueError: it is such a pool.
     """
     fits = malloc is Malloc.system or has_glibc() or not is_here()
-    require(fits, "trainer.malloc", "be system where the C library is not glibc", malloc.value)
+    require(
+        fits,
+        "trainer.malloc",
+        "be system, because this machine's C library is not glibc",
+        malloc.value,
+    )
 
 
 def device_name(device: Device) -> str:

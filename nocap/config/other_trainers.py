@@ -12,7 +12,7 @@ WIDTH = "the model's width is model.d_model"
 LENGTH = "the length of a sequence in tokens is model.seq_len"
 RATE = "the learning rate is optimizer.lr"
 VALIDATION = "the steps between validations are trainer.val_every"
-DROPOUT = "nocap's models have none"
+DROPOUT = "nocap's models have no dropout"
 
 # a key or a value → how the line ends that refuses it
 GUESSES = {

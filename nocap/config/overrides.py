@@ -22,7 +22,10 @@ def overrides_of(words: Sequence[str], *, grid: bool = False) -> list[Override]:
         ValueError: the first wrong one.
     """
     overrides = [parse_override(word) for word in words]
-    rule = "not be set: of Hydra's keys nocap takes only hydra/launcher, with --multirun"
+    rule = (
+        "not be set: hydra/launcher is the only key of Hydra that you can set, and it needs "
+        "--multirun"
+    )
     for override in overrides:
         key = override.key_or_group
         is_hydras = re.search(r"\bhydra\b", f"{key} {override.package}") is not None

@@ -71,8 +71,8 @@ def private_caches() -> dict[str, str]:
     mode = status.st_mode & 0o777
     others_can_write = bool(mode & 0o022)
     is_private = status.st_uid == os.getuid() and not others_can_write
-    key = f"{folder}, from which code is run,"
-    rule = "be a folder that is yours and that nobody else can write in"
+    key = f"{folder}, which holds code that nocap runs,"
+    rule = "be a folder that you own, and that nobody else can write to"
     require(is_private, key, rule, f"mode {mode:o} and user {status.st_uid}")
     own = {
         "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",

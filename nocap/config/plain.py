@@ -90,11 +90,11 @@ def check_type(types: tuple[Any, ...], value: Any, name: str) -> None:
             check_type(get_args(lists[0]), item, f"{name}[{i}]")
     elif str in types and isinstance(value, list):
         raise ValueError(
-            f"{name} must be one text, and no list (quotes make [a,b] a text), got {value}"
+            f"{name} must be one text and not a list (quotes turn [a,b] into a text), got {value}"
         )
     elif str in types and isinstance(value, int | float):
         raise ValueError(
-            f"{name} must be text, in quotes where a yaml would read a number, got {value}"
+            f"{name} must be text, with quotes if a yaml would read it as a number, got {value}"
         )
     elif bool in types and isinstance(value, int | float | str) and "${" not in str(value):
         require(str(value).lower() in TRUTHS, name, "be true or false", repr(value))

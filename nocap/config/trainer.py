@@ -77,8 +77,8 @@ class Trainer:
     )  # number of newest checkpoints that stay on the disk
     # steps whose checkpoints stay, also after the run has ended
     keep_steps: list[int] = key(identity=False, step=False, default_factory=list)
-    # checkpoint of another run, as RUN@STEP or a folder; this run continues from it as if it had
-    # trained to there itself. The identity includes the checkpoint, but not its path
+    # checkpoint of another run, as RUN@STEP or a folder; this run continues from that step as if
+    # it had trained to there itself. The identity includes the checkpoint, but not its path
     init_from: str | None = key(identity=False, step=False, default=None)
     # steps between two rows of metrics.jsonl
     log_every: int = key(ge=1, le=10**9, identity=False, step=False)

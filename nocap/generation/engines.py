@@ -44,7 +44,7 @@ def engine_for(
     try:
         check_cached(model, run)
     except UncachedError as error:
-        log(f"no cache: {error}; the prefix is computed again for each token")
+        log(f"no cache: {error}; nocap computes the prefix again for each token")
         return Recompute(model)
     return Cached(model, run, batch=batch, capacity=capacity, compiled=compiled)
 
@@ -241,7 +241,7 @@ def _windows(run: Run, capacity: int) -> list[int]:
     slots = windows(run, capacity)
     if slots is None:
         attention = f"attention.kind={run.attention.kind}"
-        raise UncachedError(f"{attention} defines no cache_slots of its mixer with these keys")
+        raise UncachedError(f"{attention} defines no cache_slots for its mixer with these keys")
     return slots
 
 
@@ -253,7 +253,7 @@ def _cacheable(model: LanguageModel, run: Run) -> GPT:
         UncachedError: it is not.
     """
     attention = f"attention.kind={run.attention.kind}"
-    has_own_layers = f"model.kind={run.model.kind} with {attention} has layers of its own"
+    has_own_layers = f"model.kind={run.model.kind} with {attention} has other layers than GPT"
     if type(model) is not GPT:
         raise UncachedError(has_own_layers)
     blocks: list[Any] = list(model.blocks)
@@ -294,6 +294,6 @@ def check_cached(model: LanguageModel, run: Run, *, most: int = PROBED) -> None:
         limit = 1e-3 * float(expected.abs().max())
         if not torch.allclose(logits, expected, rtol=1e-3, atol=limit):
             raise UncachedError(
-                f"its logits differ from the whole prefix's at token {t}: some option looks "
-                f"across tokens"
+                f"with a cache the logits differ from those of the full prefix at token {t}: an "
+                "option looks at other tokens"
             )

@@ -105,16 +105,21 @@ class Mechanism:
             bound is None or math.isfinite(bound), "bound", "be a finite number or null", bound
         )
         fits = bound is None or self.rule is Rule.given
-        self._require(fits, "bound", f"be null with the rule {self.rule.value}", bound)
+        self._require(
+            fits, "bound", f"be null, because the rule {self.rule.value} computes the bound", bound
+        )
         has_parts = bool(self.parts)
         needs_parts = self.rule is Rule.amdahl
         self._require(
-            has_parts == needs_parts, "parts", "be set for amdahl, and only there", self.parts
+            has_parts == needs_parts,
+            "parts",
+            "be set with the rule amdahl, and only with this rule",
+            self.parts,
         )
         _require_known("mechanism.parts", self.parts, PARTS)
         _require_known("mechanism.saved", self.saved, self.parts)
         are_shares = all(0 < share < 1 for share in self.saved.values())
-        share_rule = "be above 0 and below 1: what is not named is saved whole"
+        share_rule = "be above 0 and below 1; a part that is not named is saved completely"
         self._require(are_shares, "saved", share_rule, self.saved)
         has_formula = bool(self.formula.strip())
         self._require(
@@ -202,7 +207,7 @@ class Claim:
         fits = scale is Scale.ratio or not metric.relative
         self._require(fits, "scale", f"be ratio for {self.metric}", scale.value)
         fits = not is_value or not self.baseline
-        self._require(fits, "baseline", "be empty for a value", self.baseline)
+        self._require(fits, "baseline", "be empty for a claim about a value", self.baseline)
         self._require(self.baseline != self.arm, "baseline", "be another arm", self.baseline)
 
     def _check_parts(self) -> None:
@@ -211,10 +216,10 @@ class Claim:
         profiled = [name for name in CLAIMABLE if METRICS[name].made_by == "parts"]
         has_parts = bool(self.parts)
         needs_parts = self.metric in profiled
-        only = f"be set for {', '.join(profiled)}, and only there"
+        only = f"be set for the metrics {', '.join(profiled)}, and only for these"
         self._require(has_parts == needs_parts, "parts", only, self.parts)
         fits = not self.of or self.metric == "share"
-        self._require(fits, "of", "be set only for a share", self.of)
+        self._require(fits, "of", "be set only for the metric share", self.of)
         known = HELD if self.metric == "held_mib" else PARTS
         _require_known(f"claim {self.id}: parts", [*self.parts, *self.of], known)
 
@@ -222,7 +227,9 @@ class Claim:
         rule = self.mechanism.rule
         is_given = rule is Rule.given
         fits = is_given or self.scale is Scale.ratio
-        self._require(fits, "mechanism.rule", "be given, if the scale is no ratio", rule.value)
+        self._require(
+            fits, "mechanism.rule", "be given, because the scale is not a ratio", rule.value
+        )
         fits = is_given or not METRICS[self.metric].relative
         why = f"be given for {self.metric}, because arithmetic bounds only the cost of a step"
         self._require(fits, "mechanism.rule", why, rule.value)
@@ -235,7 +242,7 @@ class Claim:
     def _check_guards(self) -> None:
         names = [metric.name for metric in self.metrics]
         differ = len(set(names)) == len(names)
-        rule = "each have a metric of their own, not the claim's"
+        rule = "each have another metric, and not the claim's metric"
         self._require(differ, "guards", rule, ", ".join(names[1:]))
 
     def _check_seeds(self) -> None:
@@ -248,7 +255,7 @@ class Claim:
         metric = METRICS[self.metric]
         expected = self.expected
         ends = [end for end in expected if end is not None]
-        form = "be [low, high], one of them may be null"
+        form = "be [low, high]; one of them may be null"
         self._require(len(expected) == 2 and bool(ends), "expected", form, expected)
         are_finite = all(map(math.isfinite, ends))
         self._require(are_finite, "expected", "be finite numbers or null", expected)
@@ -256,19 +263,25 @@ class Claim:
         positive = "be above 0 for a ratio, a speed or a time"
         self._require(not is_logarithm or min(ends) > 0, "expected", positive, expected)
         ascend = len(ends) != 2 or ends[0] < ends[1]
-        self._require(ascend, "expected", "hold something: low below high", expected)
+        self._require(ascend, "expected", "have low below high", expected)
         low, high = expected
         may_be_open = metric.relative or self.scale is Scale.value
-        low_rule = "have a low end, below no change for what is worse"
+        low_rule = "have a low end; an end below 1, or below 0 of a difference, means worse"
         self._require(may_be_open or low is not None, "expected", low_rule, expected)
-        high_rule = "have a high end, above 1 for what is worse: it is the time over the baseline's"
+        high_rule = (
+            "have a high end; the value is the time divided by the baseline's, so an end above 1 "
+            "means worse"
+        )
         self._require(not metric.relative or high is not None, "expected", high_rule, expected)
         bound = self.mechanism.bound
         fits = not is_logarithm or bound is None or bound > 0
         self._require(fits, "mechanism.bound", positive, bound)
         has_ends = len(ends) == 2
         self._require(
-            has_ends or not self.two_sided, "two_sided", "have both ends stated", expected
+            has_ends or not self.two_sided,
+            "two_sided",
+            "be false, because only one end is stated",
+            expected,
         )
 
 
@@ -279,4 +292,4 @@ def check_metric(key: str, name: str) -> None:
 
 def _require_known(key: str, parts: Iterable[str], known: Collection[str]) -> None:
     unknown = [part for part in parts if part not in known]
-    require(not unknown, key, f"be of {', '.join(known)}", ", ".join(unknown))
+    require(not unknown, key, f"be among {', '.join(known)}", ", ".join(unknown))

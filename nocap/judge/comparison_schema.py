@@ -23,7 +23,7 @@ class Schema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class IntervalJson(Schema, frozen=True, kw_only=True):
-    """A difference or a ratio with its interval. An end that is endless or not known is null."""
+    """A difference or a ratio with its interval. An end that is infinite or unknown is null."""
 
     mean: float | None
     low: float | None
@@ -34,7 +34,7 @@ class IntervalJson(Schema, frozen=True, kw_only=True):
 
 
 class DifferenceJson(IntervalJson, frozen=True, kw_only=True):
-    """An arm's or a level's loss less the baseline's, with its word."""
+    """An arm's or a level's loss minus the baseline's, with the verdict."""
 
     outcome: str  # the word
     verdict: str  # the word with its reason
@@ -158,7 +158,7 @@ class MeasurementJson(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LevelJson(Schema, frozen=True, kw_only=True):
-    """A level of a key against the baseline's, over all levels of the other keys."""
+    """A level of a key compared with the baseline's level, over all levels of the other keys."""
 
     level: str
     difference: DifferenceJson
@@ -202,7 +202,7 @@ class FindingJson(Schema, frozen=True, kw_only=True):
 
 
 class NextJson(Schema, frozen=True, kw_only=True):
-    """A key and its values for the same command, which may then show what is open."""
+    """A key with its values to add to the same command, which may then decide what is open."""
 
     key: str
     values: list[int]
@@ -231,7 +231,7 @@ class TimingJson(Schema, frozen=True, kw_only=True):
 
 
 class LengthJson(Schema, frozen=True, kw_only=True):
-    """The baseline at another length, by which a time at equal loss is worked out."""
+    """The baseline at another length, from which nocap computes a time at equal loss."""
 
     arm: str
     steps: int

@@ -33,7 +33,7 @@ def machines_differ(arm: Arm, base: Arm) -> str | None:
     if several is not None:
         return several
     if not arm.machines or not base.machines:
-        return "no run of it finished"
+        return "the arm or the baseline has no finished run"
     [(machine, name)] = arm.machines.items()
     [(base_machine, base_name)] = base.machines.items()
     if machine == base_machine:

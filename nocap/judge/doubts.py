@@ -27,47 +27,45 @@ def of_rows(rows: Sequence[ComparedArm], *, allow: Collection[str]) -> Iterator[
     arms = [row.arm for row in rows]
     if vocabularies(arms) > 1:
         yield (
-            "vocabularies differ: verdicts are on bits per byte, each over the text that its "
-            "val_tokens cover"
+            "the vocabularies differ, so the verdicts compare bits per byte; each arm is measured "
+            "on the text that its val_tokens cover"
         )
     for row in rows:
         arm = row.arm
         for spoilt in confounders(arm, row.against or arm, allowed=allow):
             yield (
-                f"{arm.label}: its {spoilt} differs from the other arm's too; no verdict unless "
-                f"you accept the difference (--allow {spoilt})"
+                f"{arm.label}: this arm also differs from the other arm in {spoilt}. There is no "
+                f"verdict, unless you accept the difference (--allow {spoilt})"
             )
         yield from _came_along(arm, row.against or arm)
         if arm.diverged and arm.runs:
             seeds = shorten(str(run.seed) for run in arm.diverged)
             yield (
-                f"{arm.label}: seed {seeds} diverged; its means are over the seeds that did not, "
-                "which flatters it"
+                f"{arm.label}: seed {seeds} diverged. The arm's means leave out this seed, so "
+                "they look too good"
             )
         if beyond := sorted({*arm.seeds} - {*row.seeds}):
             yield (
-                f"{arm.label}: its row is over the seeds that it shares with the other arms, "
-                f"without "
-                f"{shorten(map(str, beyond))}"
+                f"{arm.label}: its row uses only the seeds that all arms share, and leaves out "
+                f"seed {shorten(map(str, beyond))}"
             )
         if len(arm.runs) > len(arm.seeds):
             yield (
-                f"{arm.label}: {len(arm.runs)} runs of {len(arm.seeds)} seeds; a seed that ran "
-                f"twice "
-                "counts once, with its mean"
+                f"{arm.label}: {len(arm.runs)} runs of {len(arm.seeds)} seeds. A seed with "
+                "several runs counts once, with their mean"
             )
     yield from _controls(rows)
     others = [(row.arm, row.against) for row in rows if row.against is not None]
     if apart := [arm.label for arm, base in others if _one_after_the_other(arm, base)]:
         yield (
-            "not interleaved with the baseline, so a machine that drifted would look like "
-            f"speed: {shorten(apart)}"
+            "these arms did not run in turns with the baseline, so a change of the machine may "
+            f"look like a difference in speed: {shorten(apart)}"
         )
     torches = {
         str(run.parts.get("environment", {}).get("torch")) for arm in arms for run in arm.all
     }
     if len(torches) > 1 and not any(covers(a, "torch") for a in allow):
-        yield f"runs of several versions of torch: {', '.join(sorted(torches))}"
+        yield f"the runs used several versions of torch: {', '.join(sorted(torches))}"
 
 
 def _controls(rows: Sequence[ComparedArm]) -> Iterator[str]:
@@ -84,9 +82,12 @@ def _controls(rows: Sequence[ComparedArm]) -> Iterator[str]:
         with_it = (
             f"{control_arm.label} (--baseline {control_arm.id})"
             if control_arm is not None
-            else "no arm here"
+            else "no arm here has this setting"
         )
-        text = f"kernel differs: {_kernel(base)} and {_kernel(row.arm)}; the control"
+        text = (
+            f"its kernel differs from the baseline's ({_kernel(row.arm)}, not {_kernel(base)}); "
+            "the control"
+        )
         labels.setdefault(f"{text} is {base.label} with {setting_}: {with_it}", []).append(
             row.label
         )
@@ -105,9 +106,8 @@ def _came_along(arm: Arm, base: Arm) -> Iterator[str]:
     if len(steps) > 1 and None not in steps and equal_time(arm, base):
         budget = max(arm.values["train_s"].values())
         yield (
-            f"{arm.label}: compared at an equal time of training ({budget:,.4g} s), after another "
-            f"number of "
-            "steps"
+            f"{arm.label}: compared after an equal training time ({budget:,.4g} s), but after "
+            "another number of steps"
         )
 
 
@@ -118,10 +118,8 @@ def unpaired(table: DifferenceTable, pairs: Mapping[str, ArmPair]) -> Iterator[s
     if table.seeds or not members or not have_seeds:
         return
     apart = [pair.arm.label for pair in members if len(pair.seeds) < LEAST_PAIRS]
-    advice = (
-        f": compare without {shorten(apart)} for pairs of the others" if len(apart) == 1 else ""
-    )
-    yield f"nothing is paired, as the arms do not all share {LEAST_PAIRS} seeds{advice}"
+    advice = f"; leave out {shorten(apart)} to pair the other arms" if len(apart) == 1 else ""
+    yield f"nocap pairs no seeds, because the arms do not share {LEAST_PAIRS} seeds{advice}"
 
 
 def holes(arms: Sequence[Arm], base: Arm, table: DifferenceTable) -> Iterator[str]:
@@ -129,7 +127,9 @@ def holes(arms: Sequence[Arm], base: Arm, table: DifferenceTable) -> Iterator[st
     apart = [arm for arm in arms if arm is not base and arm.id not in table.members]
     if apart and table.members and crossing(arms, base) is not None:
         why = (f"{arm.label} ({table.by_arm[arm.id].word_with_reason})" for arm in apart)
-        yield f"not read by factor: without {shorten(why)} the grid has holes"
+        yield (
+            f"there is no table by factor, because the grid has no usable result of {shorten(why)}"
+        )
 
 
 def _one_after_the_other(arm: Arm, base: Arm) -> bool:
@@ -148,9 +148,9 @@ def idle_lengths(lengths: Sequence[Arm], ends: tuple[Arm, Arm] | None, base: Arm
     if lengths and ends is None:
         count = sum(len(arm.all) for arm in lengths)
         yield (
-            f"{plural(count, 'run')} of other lengths are not of {base.label}: there is no time "
-            f"at equal "
-            "loss (--equal-loss trains the lengths of the first arm)"
+            f"there is no time at equal loss, because {plural(count, 'run')} of other lengths "
+            f"belong to another arm than {base.label} (--equal-loss trains other lengths of the "
+            "first arm)"
         )
 
 
@@ -159,6 +159,6 @@ def idle_timings(timings: Sequence[Timing], arms: Sequence[Arm], paces: Paces) -
     if timings and paces.timing is None:
         missing = [arm.label for arm in arms if arm.id not in timings[0].arms]
         yield (
-            f"the timing of {timings[0].started} lacks {shorten(missing)}: speeds are those of "
-            f"the runs"
+            f"the timing of {timings[0].started} lacks {shorten(missing)}, so the speeds are from "
+            "the runs"
         )

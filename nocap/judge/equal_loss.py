@@ -186,15 +186,16 @@ class BaselineLengths:
             return self.refused
         known = self.seeds and set(self.seeds) <= arm.values[self.metric].keys()
         if not known or arm.diverged:
-            return "it does not have the baseline's seeds"
+            return "the arm does not have all seeds of the baseline"
         if not self.paces.has_times(arm, self.base, self.seeds):
             return (
-                self.paces.refusal(arm, self.base) or "its time a token is not known for each seed"
+                self.paces.refusal(arm, self.base)
+                or "the arm's time a token is not known for each seed"
             )
         own = self._losses(arm)
         if not is_between(own, self._losses(self.short), self._losses(self.long)):
             steps = " to ".join(f"{steps:,}" for steps in (self.lengths[0], self.lengths[-1]))
-            return f"its loss lies beyond what the baseline reaches in {steps} steps"
+            return f"the arm's loss is outside the range that the baseline reaches in {steps} steps"
         pace = subtract(self._times(arm), self._times(self.base))
         in_turns = self.paces.timing is not None
         z = times(
@@ -212,10 +213,7 @@ class BaselineLengths:
             set(self.seeds) <= arm.values[self.metric].keys() for arm in (self.short, self.long)
         ]
         if len(self.seeds) < LEAST_PAIRS or not all(have):
-            return (
-                f"the baseline's other lengths do not have {LEAST_PAIRS} seeds or more of the "
-                f"table's"
-            )
+            return f"the baseline's other lengths have fewer than {LEAST_PAIRS} seeds of the table"
         return None if is_known(self._slopes) else NO_SLOPE
 
     @cached_property

@@ -27,7 +27,7 @@ from nocap.metrics import METRICS, Kind
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Level:
-    """A level of a key against the baseline's, over all levels of the other keys."""
+    """A level of a key compared with the baseline's level, over all levels of the other keys."""
 
     name: str
     difference: Difference

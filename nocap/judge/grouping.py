@@ -162,15 +162,14 @@ def _left_out(
         value = value_of(others[0], key)
         own = value_of(records[0], key)
         if value != own:
-            differences.append(f"{key} is {value}, not {own}")
+            differences.append(f"{key} is {value} and not {own}")
             flags.append(f"--allow {key}")
     count = plural(len(others), "run")
     names = shorten((record.folder.name for record in others), most=2)
     pronoun = "them" if len(others) > 1 else "it"
     return (
-        f"{count} left out ({names}): {', '.join(differences)}; the same command with --group "
-        f"{name} "
-        f"compares {pronoun}, with {' '.join(flags)} across the difference"
+        f"{count} left out ({names}): {', '.join(differences)}; --group {name} compares {pronoun} "
+        f"alone, and {' '.join(flags)} compares all runs"
     )
 
 

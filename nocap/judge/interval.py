@@ -44,9 +44,9 @@ ALL_SAMPLES = "unpaired, all arms together"
 class Position(Enum):
     """Where an interval lies to two ends."""
 
-    below = "wholly below both"
+    below = "below both ends"
     within = "between them, or on one"
-    above = "wholly above both"
+    above = "above both ends"
     across = "on both sides of an end: nothing is decided"
 
 

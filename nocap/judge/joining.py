@@ -74,7 +74,7 @@ def common_question(sides: Sequence[Side], command: Question) -> Question:
     question = command.over(first.question)
     for other in asking[1:]:
         differ = list(_differences(first, other, command, in_chain=question.against == PREVIOUS))
-        rule = f"have the question of {first.name}, or the command line must state one"
+        rule = f"ask the same question as {first.name}, or the flags must state the question"
         require(not differ, other.name, rule, "; ".join(differ))
     return question
 
@@ -158,16 +158,15 @@ def _twins(side: Side, known: Mapping[str, tuple[Side, Record]]) -> Iterator[str
     if twins:
         names = shorten(run.folder.name for run in twins)
         yield (
-            f"{side.name}: others have {plural(len(twins), 'run')} of it too, which count once "
-            f"({names})"
+            f"{side.name}: other files also hold {plural(len(twins), 'run')} of this file; each "
+            f"run counts once ({names})"
         )
     for run in twins:
         other, first = known[run.identity]
         if not _same_end(run, first):
             yield (
                 f"{run.name} (identity {run.identity}) ended at {first.val_loss} in {other.name} "
-                f"and at "
-                f"{run.val_loss} in {side.name}: the first counts"
+                f"and at {run.val_loss} in {side.name}: nocap uses the first value"
             )
 
 
@@ -193,7 +192,10 @@ def _check_alike(one: Side, other: Side, *, allow: Collection[str]) -> None:
     differ = {each.key: each for each in _disagreements(one, other, allow=allow)}
     text = "; ".join(f"{each.key} {each.other}, not {each.one}" for each in differ.values())
     if all(each.allowed for each in differ.values()):
-        text = f"{text} (to declare it: {' '.join(f'--allow {key}' for key in differ)})"
+        text = (
+            f"{text} (to accept this difference, type "
+            f"{' '.join(f'--allow {key}' for key in differ)})"
+        )
     require(not differ, other.name, f"agree with {one.name}", text)
 
 

@@ -18,7 +18,7 @@ from nocap.judge.interval import Estimate, of_arms, subtract
 from nocap.store.grid_timing import Timing
 
 TOKEN_US = "token_us"
-NO_TIMES = "a record has no time a token"
+NO_TIMES = "a run's record has no time a token"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -105,8 +105,8 @@ def _in_time(arms: Sequence[Arm]) -> list[Arm]:
 def _check_target(arms: Sequence[Arm], target: float) -> None:
     if not any(arm.values["val_loss"] for arm in arms):
         raise ValueError(
-            f"--target must be of runs with a loss in nats per token, got {target:g} for runs "
-            "with bits per byte alone"
+            f"--target needs runs with a loss in nats per token, got {target:g} for runs that "
+            "have only bits per byte"
         )
     first = math.inf
     for arm in arms:
@@ -114,7 +114,6 @@ def _check_target(arms: Sequence[Arm], target: float) -> None:
         first = min([first, *firsts])
     if target >= first:
         raise ValueError(
-            f"--target must be below each run's first validation loss, the lowest of which is "
-            f"{first:.4f}: "
-            f"that run would reach it at once, got {target:g}"
+            "--target must be below each run's first validation loss, the lowest of which is "
+            f"{first:.4f}: otherwise this run reaches the target at once, got {target:g}"
         )

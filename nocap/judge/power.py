@@ -96,7 +96,7 @@ def noise_at_equal_loss(records: Sequence[Record], config: Config) -> NoiseAtEqu
     losses = _of_losses(own)
     paces = _pooled(own, TOKEN_US)
     if losses is None or paces is None:
-        return "no two arms share three seeds with a time a token on one machine"
+        return "no two arms have three common seeds with a time a token on one machine"
     baseline = {key: value for key, value in config.items() if key != "seed"}
     for base in own:
         falls = _falls(base, arms)
@@ -105,7 +105,7 @@ def noise_at_equal_loss(records: Sequence[Record], config: Config) -> NoiseAtEqu
             slope = float(falls.logarithms.mean()) / math.log(falls.ratio)
             ends = float(falls.logarithms.std(ddof=1)) / math.sqrt(2)
             return NoiseAtEqualLoss(loss=loss, pace=paces.sd, slope=slope, ends=ends)
-    return "the baseline is not there with three seeds at a shorter and a longer length"
+    return "there are no runs of the baseline with three seeds at a shorter and at a longer length"
 
 
 def _alike(records: Sequence[Record], config: Config) -> list[Record]:

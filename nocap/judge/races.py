@@ -36,8 +36,8 @@ from nocap.judge.verdict import ClaimWord, Reason, word_of_positions
 from nocap.metrics import METRICS, Better, Kind, Metric
 from nocap.store.measurement import Measurement
 
-NOT_REACHED = "a run never came to the target, or began at it"
-IGNORES_SEED = "n=1: all repeats are equal to rounding, the commands ignore their seed"
+NOT_REACHED = "a run never reached the target, or was there at its start"
+IGNORES_SEED = "n=1: all repeats give the same number, so the commands seem to ignore the seed"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

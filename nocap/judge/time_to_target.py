@@ -232,7 +232,7 @@ def too_coarse(
     """Say why a ratio says more of two arms' validations than of the arms. The crossings are in
     steps, and `ratio` is that of the steps."""
     if not math.isfinite(widening(arm, base)):
-        return "a run came to the target between its start and its first validation"
+        return "a run reached the target before its first validation"
     cadence = _cadence(arm)
     base_cadence = _cadence(base)
     middle = fmean(crossing.at for crossing in (*arm, *base))
@@ -240,8 +240,8 @@ def too_coarse(
     width = math.inf if ratio is None else _log_ratio(ratio.high, ratio.low)
     if uncertainty > width:
         return (
-            f"validated every {cadence:,.4g} steps there, and the other every {base_cadence:,.4g}: "
-            "the answer would be narrower than the steps between two validations"
+            f"one arm was validated every {cadence:,.4g} steps there, and the other every "
+            f"{base_cadence:,.4g}: this is too coarse for the interval"
         )
     return None
 
@@ -260,7 +260,7 @@ def _without_curve(arm: Arm, base: Arm, axis: str) -> str | None:
     ]
     if not without or len(without) == len(runs):
         return None
-    return f"no curve of {', '.join(without)}"
+    return f"these runs have no curve: {', '.join(without)}"
 
 
 def _curve(run: Record, axis: str) -> list[float]:

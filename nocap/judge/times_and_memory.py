@@ -17,7 +17,7 @@ from nocap.metrics import METRICS, Kind
 
 # of one machine only; a run's wall clock has no ratio, for it holds what else the machine did
 SHOWN_METRICS = ("tokens_per_s", "step_ms", "model_mib", "train_s")
-PEAK_ONLY = "a record has no figure of the model's memory, or only the peak of its process"
+PEAK_ONLY = "a run's record has no figure for the model's memory, or only the peak of the process"
 
 
 def difference_among(
@@ -106,7 +106,7 @@ def _other_lengths(arm: Arm, base: Arm) -> str | None:
     """Say why times of whole runs are no speed: they did not train for as many steps."""
     if steps_alike(arm, base):
         return None
-    return f"other numbers of steps: {_steps(arm)} against {_steps(base)}"
+    return f"the numbers of steps differ: {_steps(arm)} and {_steps(base)}"
 
 
 def _steps(arm: Arm) -> str:

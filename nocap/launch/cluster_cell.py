@@ -97,7 +97,12 @@ def planned_cell(folder: Path, identity: str) -> Plan:
     rule = f"be the machine where the job runs ({own_machine})"
     require(own_machine == target, "hydra.launcher.target", rule, target)
     is_same = planned.identity == identity
-    require(is_same, str(path), "be planned with this code and data", "other code or data")
+    require(
+        is_same,
+        str(path),
+        "be trained with the code and data that its grid planned",
+        "other code or data",
+    )
     return replace(planned, grid=folder.name, swept=swept, request=request)
 
 

@@ -96,7 +96,7 @@ def _run_folder(key: str, name: str, outputs: Path) -> Path:
     path = expanded(name)
     if path.exists():
         return path
-    rule = "name a run, because last may be another run when you type the command again"
+    rule = "name one run; last may mean another run when you type the command again"
     require(name != LAST, key, rule, name)
     try:
         return find_one(name, outputs=outputs)
@@ -201,8 +201,8 @@ def checkpoint_of(run: Run) -> Checkpoint | None:
         tensors = digest({name: sums[name] for name in (MODEL, OPTIMIZER)})
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = f"{type(error).__name__}: {error}"
-        raise ValueError(f"{INIT} must be a whole checkpoint, got {path} ({reason})") from error
-    rule = f"be of a step before trainer.steps={run.trainer.steps}"
+        raise ValueError(f"{INIT} must be a complete checkpoint, got {path} ({reason})") from error
+    rule = f"be from a step before trainer.steps={run.trainer.steps}"
     require(step < run.trainer.steps, INIT, rule, f"step {step}")
     seconds = float(sum(state["clock_s"].values()))
     identity_part = {"step": step, "tensors": tensors}
@@ -255,7 +255,7 @@ def _check_parts(parts: Mapping[str, Any], base_parts: Mapping[str, Any], folder
             continue
         value = own.get(key, "nothing")
         base_value = base.get(key, "nothing")
-        rule = f"be of a run with the same {key.removeprefix('config.')} ({value})"
+        rule = f"be from a run with the same {key.removeprefix('config.')} ({value})"
         require(value == base_value, INIT, rule, f"{base_value} in {folder}")
 
 
@@ -269,7 +269,7 @@ def _check_rates(run: Run, base: Run, step: int, folder: Path) -> None:
         rate = run.schedule.multiplier(step=earlier, steps=run.trainer.steps)
         base_rate = base.schedule.multiplier(step=earlier, steps=base.trainer.steps)
         rule = (
-            f"be of a run with the same learning rate before the branch at step {step} "
+            f"be from a run with the same learning rates up to step {step}, where this run begins "
             f"({rate:g} of the peak at step {earlier})"
         )
         require(rate == base_rate, INIT, rule, f"{base_rate:g} in {folder}")

@@ -28,7 +28,7 @@ class Work(Protocol):
         """Ask it, once or again, to save and end."""
 
 
-GOES_ON = "stopped and saved; the same command goes on"  # what a person reads after Ctrl-C
+GOES_ON = "stopped and saved; the same command continues"  # what a person reads after Ctrl-C
 
 
 class Executor:

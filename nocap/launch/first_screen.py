@@ -19,14 +19,13 @@ from nocap.store.record_files import RunStatus
 def nothing_to_train(plan: Plan, summary: Mapping[str, Any]) -> str:
     """Return a line about a run that has come to its end."""
     if summary["status"] == RunStatus.finished:
-        line = "already finished: nothing to train"
+        line = "the run has already finished, so there is nothing to train"
         gone = sorted({*plan.run.trainer.keep_steps} - {*saved_steps(plan.run_dir)})
         if gone:
-            line = f"{line}; the run has no checkpoint of trainer.keep_steps={gone}"
+            line = f"{line}; it has no checkpoint of trainer.keep_steps={gone}"
         return line
     return (
-        "already diverged, and would diverge again: nothing to train (to train it again, delete "
-        "its folder)"
+        "the run has already diverged, and would diverge again; delete its folder to train it again"
     )
 
 
@@ -37,7 +36,7 @@ def overruled(run: Run) -> list[str]:
     wanted = os.environ.get("OMP_NUM_THREADS", "")
     if t.device is not Device.cpu or wanted in ("", str(t.threads)):
         return []
-    return [f"OMP_NUM_THREADS={wanted} does not count: trainer.threads={t.threads} does"]
+    return [f"nocap ignores OMP_NUM_THREADS={wanted}; trainer.threads={t.threads} sets the threads"]
 
 
 def headline(plan: Plan) -> str:

@@ -189,11 +189,11 @@ class ForkServer:
         """
         content, files, _, _ = socket.recv_fds(sock, MESSAGE_BYTES, 1)
         if not content:
-            raise ConnectionError("the server of workers was killed")
+            raise ConnectionError("the process that starts the workers was killed")
         reply = ForkReply(**json.loads(content))
         if reply.failed:
             self._lose()
-            raise OSError(f"the server of workers cannot begin: {reply.failed}")
+            raise OSError(f"the process that starts the workers failed: {reply.failed}")
         if reply.pid is None:
             return None
         if reply.code is not None:

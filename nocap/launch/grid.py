@@ -244,7 +244,10 @@ def _refuse(refusals: Sequence[Refusal], total: int) -> None:
     if len(refusals) == total and len(reasons) == 1:
         raise ValueError(f"{refusals[0].reason} (all {total} cells; none was trained)")
     lines = [f"{refusal.label}: {refusal.reason}" for refusal in refusals]
-    lines.append(f"{len(refusals)} of {total} cells refused; none was trained")
+    lines.append(
+        f"nocap refused {len(refusals)} of {total} cells, and trained none (--skip-refused trains "
+        "the others)"
+    )
     raise ValueError("\n".join(lines))
 
 
@@ -255,7 +258,10 @@ def _each_once(cells: Sequence[Cell], log: Callable[[str], None]) -> list[Cell]:
     for cell in sorted(cells, key=lambda cell: seeds.index(cell.plan.run.seed)):
         twin = distinct.setdefault(cell.plan.identity, cell)
         if twin is not cell:
-            log(f"trained once, because they are the same run: {cell.label} and {twin.label}")
+            log(
+                f"these two cells are the same run, which trains once: {cell.label} and "
+                f"{twin.label}"
+            )
     return list(distinct.values())
 
 

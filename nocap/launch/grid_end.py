@@ -23,7 +23,7 @@ from nocap.store.runs import load_runs
 from nocap.store.tracking import gathered, has_unsent, track_comparison
 
 # where the status alone is unclear
-MEANINGS = {RunStatus.preempted: "stopped half-way", RunStatus.waiting: "not started"}
+MEANINGS = {RunStatus.preempted: "stopped before its end", RunStatus.waiting: "not started"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,7 +102,7 @@ def _print_reason(ended: EndedCell) -> None:
         reason = f"{reason}; see {log}"
     what = "not finished"
     if ended.status is RunStatus.diverged:
-        what = "diverged, which is its result"
+        what = "diverged; this is its result"
     print(f"nocap: {what}: {ended.cell.label} ({reason})", file=sys.stderr)
 
 

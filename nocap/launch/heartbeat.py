@@ -50,7 +50,7 @@ class Heartbeat:
         """Say at which step a rank is."""
         step = float(self._rows[rank, 1])
         if step == START_UP:
-            return "in its start-up"
+            return "while it started"
         return f"at step {step:.0f}"
 
     def behind(self) -> str:

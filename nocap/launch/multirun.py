@@ -168,9 +168,7 @@ class Command:
         """
         if names:
             raise ValueError(f"{names[0]} does not work with search={options.sampler.name}")
-        rule = (
-            "be basic or pool in a search, which starts a trial on this machine when another ends"
-        )
+        rule = "be basic or pool in a search, because a search starts its trials on this machine"
         require(self.devices() is not None, "hydra/launcher", rule, "another launcher")
         if any(each.key_or_group == "seed" for each in self.overrides):
             raise ValueError("seed does not work in a search: set search.seed")
@@ -207,7 +205,7 @@ def _of_cells(config: DictConfig, typed: Sequence[Override]) -> list[Override]:
         ValueError: another sweeper is chosen.
     """
     chosen = config.hydra.runtime.choices["hydra/sweeper"]
-    rule = "be basic, because nocap itself checks, skips and resumes the cells of a grid"
+    rule = "be basic, because nocap itself runs the cells of a grid"
     require(chosen == "basic", "hydra/sweeper", rule, chosen)
     sweeper: Any = OmegaConf.to_container(config.hydra.sweeper)
     sweeps = sweeper.get("params") or {}

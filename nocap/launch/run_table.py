@@ -43,7 +43,7 @@ def _epoch(summary: Mapping[str, Any]) -> str | None:
     """Say how long one pass over all training data takes at the run's average speed."""
     if summary.get("epoch_s") is None:  # as in older records
         return None
-    return f"{duration(summary['epoch_s'])} for all training data once, at this speed"
+    return f"{duration(summary['epoch_s'])} for one pass over the training data, at this speed"
 
 
 def _memory(summary: Mapping[str, Any]) -> str | None:

@@ -290,5 +290,8 @@ class SearchRun:
             Column(title="", keep=True),
         ]
         table = Table(title="", columns=columns, rows=rows)
-        note = f"chosen on seed {self.search.seed} alone: judge the best settings by other seeds"
+        note = (
+            f"the search chose on seed {self.search.seed} alone; compare the best settings on "
+            "other seeds"
+        )
         return f"{table}\n\n{note}"

@@ -51,13 +51,13 @@ def _distribution(override: Override) -> BaseDistribution:
     rule = "have no tag except log of an interval, as in tag(log, interval(1e-4, 1e-2))"
     require(tags <= known, name, rule, line)
     is_shuffled = getattr(swept, "shuffle", False)
-    require(not is_shuffled, name, "not be shuffled: a search has an order of its own", line)
+    require(not is_shuffled, name, "not be shuffled, because a search chooses its own order", line)
     if isinstance(swept, IntervalSweep):
         return _interval(name, swept, str(line), log="log" in tags)
     values = list(dict.fromkeys(values_of(override)))  # which refuses a range without a step
     if isinstance(swept, RangeSweep):
         return _range(name, swept, str(line))
-    require(bool(values), name, "be swept over values", line)
+    require(bool(values), name, "have several values with commas, or an interval", line)
     return CategoricalDistribution(values)
 
 

@@ -69,7 +69,10 @@ class SearchTrial:
             return [f"note: {notice}" for notice in self.cell.plan.notices]
         words = " ".join(self.words)
         return [
-            f"trial {self.number}: {words} cannot be trained, which is its result: {self.reason}"
+            (
+                f"trial {self.number}: {words} cannot be trained, and the search counts this as "
+                f"its result: {self.reason}"
+            )
         ]
 
     def row(self) -> list[str]:

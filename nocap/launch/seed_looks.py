@@ -75,7 +75,9 @@ def seeds_in(overrides: Sequence[Override]) -> int:
 def plan_of(every: Sequence[Sequence[Override]]) -> str:
     """Say before the first run how many seeds the looks have."""
     sizes = listed([str(seeds_in(overrides)) for overrides in every])
-    return f"until shown: looks at {sizes} seeds of each arm, and no more runs once nothing is open"
+    return (
+        f"--until-shown compares the arms after {sizes} seeds, and stops when no difference is open"
+    )
 
 
 def open_in(folder: Path) -> list[str]:
@@ -88,8 +90,8 @@ def state_line(names: Sequence[str], n: int, *, is_last: bool) -> str:
     """Say after a look at so many seeds what is open, and what comes next. `names`: as `open_in`
     has them."""
     if not names:
-        return f"until shown: nothing is open after {n} seeds"
+        return f"--until-shown: no difference is open after {n} seeds"
     following = "more seeds for every arm"
     if is_last:
-        following = "its budget of seeds has ended"
-    return f"until shown: open after {n} seeds: {shorten(names, most=6)}; {following}"
+        following = "no more seeds are allowed"
+    return f"--until-shown: open after {n} seeds: {shorten(names, most=6)}; {following}"

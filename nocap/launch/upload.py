@@ -104,7 +104,7 @@ def send_left(plans: Sequence[Plan], grid: Path) -> Iterator[str]:
         lacking.append("the comparison")
     if lacking:
         command = f"python -m nocap.runs sync {shlex.quote(shown(grid))}"
-        yield f"not uploaded: {' and '.join(lacking)}; this command sends the rest: {command}"
+        yield f"nocap did not upload {' and '.join(lacking)}; send the rest with {command}"
 
 
 def _unsent(waiting: Sequence[Path]) -> Iterator[Path]:

@@ -259,7 +259,7 @@ def _stopped_in_compilation(job: Job) -> RunStatus:
     """Write that the run stopped before its first step. Nothing is lost: compilation comes before
     it."""
     if job.world.is_main:
-        cut_attempt_short(job, RunStatus.preempted, "asked to stop before its first step")
+        cut_attempt_short(job, RunStatus.preempted, "got a request to stop before its first step")
     return RunStatus.preempted
 
 

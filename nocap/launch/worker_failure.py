@@ -38,7 +38,7 @@ def report_failure(job: Job, error: Exception, *, behind: str) -> RunStatus:
     line = _failure_line(error) + _place_outside(error)
     # from a collective, as a rule: which rank did not come?
     if world.size > 1 and isinstance(error, RuntimeError):
-        line = f"{line} (furthest behind: {behind})"
+        line = f"{line} (the slowest rank: {behind})"
     if world.size > 1 and not refused:  # all ranks refuse for the same reason
         line = f"rank {world.rank}: {line}"
     if tell_parent(status, line):

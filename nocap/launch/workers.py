@@ -250,7 +250,7 @@ class Workers:
             endings.append(f"{worker} ended with {ending(code)} {self._heartbeat.where(rank)}")
         line = ", ".join(endings)
         if alone:
-            return f"{line} and left no summary"
+            return f"{line} and wrote no summary"
         return line
 
 

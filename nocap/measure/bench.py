@@ -91,7 +91,7 @@ def _device_of(arms: Sequence[TimedArm]) -> Device:
         ValueError: there is more than one.
     """
     devices = sorted({arm.run.trainer.device.value for arm in arms})
-    rule = "be the same in all arms, because they share a clock"
+    rule = "be the same in all arms, because one clock times them"
     require(len(devices) == 1, "trainer.device", rule, " and ".join(devices))
     return arms[0].run.trainer.device
 
@@ -208,7 +208,9 @@ def warm_up(
         spent = time.monotonic() - began
         if i > 1 and seconds is not None and spent > WARM_SHARE * seconds:
             arm.status = ArmStatus.not_measured
-            arm.reason = f"the arms before it took {spent:.0f} s of {seconds:g} s to warm up"
+            arm.reason = (
+                f"no time is left: the arms before took {spent:.0f} s of {seconds:g} s to warm up"
+            )
             continue
         log(f"warming up {arm.label}" + (", again" if i == 1 else ""))
         arm.tried(partial(arm.warm, clock))

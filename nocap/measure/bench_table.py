@@ -11,10 +11,10 @@ from nocap.report.figures_in_words import measured, values
 from nocap.report.table import Column, Table, TableCell
 
 ONE_SESSION = (
-    "all of this is of one session: how much this machine differs tomorrow is in no "
-    "interval here; a study times in three sessions"
+    "all times are from one session, so no interval covers how the machine differs tomorrow; a "
+    "study times in three sessions"
 )
-COUNTED = "parameters, gradients, optimizer and what a forward keeps, counted"
+COUNTED = "parameters, gradients, optimizer state and what a forward keeps, all counted"
 
 
 def render_bench(bench: Bench) -> str:
@@ -37,7 +37,7 @@ def render_bench(bench: Bench) -> str:
         Column(title="verdict", keep=True),
     ]
     machine = f"{bench.hardware['name']}, torch {bench.hardware['torch']}"
-    spent = f"in {bench.spent_s:.0f} s, {bench.warm_up_s:.0f} s of it warm-up"
+    spent = f"in {bench.spent_s:.0f} s, which include {bench.warm_up_s:.0f} s of warm-up"
     title = f"{machine}: {bench.clock}; {bench.rounds} interleaved rounds {spent}"
     return str(Table(title=title, columns=columns, rows=rows, notes=list(_notes(bench))))
 
@@ -85,21 +85,23 @@ def _notes(bench: Bench) -> Iterator[str]:
             yield f"{arm.label}: FLOPs {arm.facts.flops_basis}"
     yield ONE_SESSION
     yield (
-        f"speed: tokens/s over the baseline's, round by round, with an interval at "
-        f"{CONFIDENCE:.0%} for all "
-        "arms together, wider by what the baseline differs from itself (the control). by FLOPs: "
-        "what arithmetic alone would give"
+        f"speed is tokens/s divided by the baseline's, round by round. Its {CONFIDENCE:.0%} "
+        "interval holds for all arms together; it is wider by the difference between the two runs "
+        "of the baseline (the control). by FLOPs is the speed that arithmetic alone would give"
     )
     yield _of_memory_and_peaks(bench)
     sizes = {arm.facts.tokens_per_step for arm in bench.arms if arm.tokens_per_s}
     if len(sizes) > 1:
         counts = [f"{tokens:,}" for tokens in sorted(size for size in sizes if size is not None)]
-        yield f"tokens per step differ ({', '.join(counts)}): speed is per token"
+        yield (
+            f"the arms have different numbers of tokens per step ({', '.join(counts)}), so speed "
+            "is per token"
+        )
 
 
 def _of_memory_and_peaks(bench: Bench) -> str:
     """Say what the MiB count, and by which peaks the shares are."""
-    mib = "most allocated" if bench.hardware["device"] == "cuda" else COUNTED
+    mib = "largest amount allocated" if bench.hardware["device"] == "cuda" else COUNTED
     peaks = bench.peaks
     which = "nominal / measured" if any(peak.nominal for peak in peaks.values()) else "measured"
     tera = [f"{precision} {_tera(peak)}" for precision, peak in peaks.items()]

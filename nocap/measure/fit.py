@@ -100,6 +100,9 @@ def _answer(run: Run, largest: Size) -> list[str]:
         shape = (run.model, run.tokenizer)
         default, why = micro_batch(t.device, *shape, t.batch_tokens, t.val_tokens, t.devices)
         lines.append(
-            f"by default: {default}, {why} ({gpu_defaults.ROOM_MIB // 1024} GiB on every card)"
+            f"the default is {default}: {why} ({gpu_defaults.ROOM_MIB // 1024} GiB on every card)"
         )
-    return [*lines, "give it to all that is compared: micro-batches round differently"]
+    return [
+        *lines,
+        "use one micro-batch for all arms that you compare, because sizes round differently",
+    ]

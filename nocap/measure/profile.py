@@ -95,7 +95,7 @@ def profiles(
         if question.generate:
             lower = "--texts or --prompt"
         raise ValueError(
-            f"the {what} must fit into the device's memory; lower {lower} ({cause})"
+            f"the {what} must fit into the device's memory; set a smaller {lower} ({cause})"
         ) from error
 
 

@@ -24,7 +24,7 @@ def render_differences(differences: Sequence[ProfileDifference]) -> str:
 def _difference(difference: ProfileDifference) -> str:
     tables = [
         _changes("what changed", difference.groups),
-        _changes("row by row, the largest change first", difference.rows),
+        _changes("each row, with the largest change first", difference.rows),
     ]
     head = "\n".join(map(prose, _about(difference)))
     return "\n\n".join([head, *map(str, tables), "\n".join(_caution(difference))])
@@ -35,15 +35,15 @@ def _about(difference: ProfileDifference) -> Iterator[str]:
         words = " ".join(side.words) or "no overrides"
         cost = f"{three_digits(side.ms)} ms a {side.of.title}"
         if side is difference.after:
-            cost += f", {difference.ratio:.2f}× A"
+            cost += f", {difference.ratio:.2f}× the time of A"
         doubt = ""
         if not side.trusted:
-            doubt = "; not to be trusted, the machine was busy"
+            doubt = "; do not trust this profile, because the machine was busy"
         yield f"{name}: {side.path}, {cost}, attention {side.kernel}: {words}{doubt}"
     if difference.before.tokens != difference.after.tokens:
         yield (
-            f"of {difference.before.tokens:,} and {difference.after.tokens:,} tokens: a token "
-            f"takes {difference.ratio_per_token:.2f}× A"
+            f"A has {difference.before.tokens:,} tokens and B has {difference.after.tokens:,}; "
+            f"for one token, B takes {difference.ratio_per_token:.2f}× the time of A"
         )
     changed = [f"{key} {_value(a)} → {_value(b)}" for key, (a, b) in difference.config.items()]
     if changed:
@@ -109,14 +109,14 @@ def _signed(ms: float) -> str:
 def _caution(difference: ProfileDifference) -> Iterator[str]:
     drift = ", ".join(f"{name} {each:.2f}×" for name, each in difference.drift.items())
     yield prose(
-        "A and B are one measurement each, without an interval. Between them the machine itself "
-        f"changed, by its measured peaks: {drift}"
+        "A and B are one measurement each, without an interval. The machine's measured peaks also "
+        f"changed from A to B: {drift}"
     )
     command = between(difference.before, difference.after)
     if command is None:
         yield prose(
-            "both have the same overrides: the differences show how much two profiles of one step "
-            "differ"
+            "both have the same overrides, so the differences only show how much two profiles of "
+            "one step differ"
         )
     elif command:
-        yield f"with an interval: {command}"
+        yield f"this command measures the difference with an interval: {command}"

@@ -61,9 +61,9 @@ def _head(profile: ProfileJson) -> Iterator[str]:
     doubts = profile.doubts
     if not profile.trusted:
         yield (
-            f"not to be trusted, the machine was busy: this process had {doubts.core:.2f} of its "
-            f"core, a part came to {doubts.peak:.0%} of the measured peak; measure again when it "
-            "is quiet"
+            "do not trust these times, because the machine was busy: this process had "
+            f"{doubts.core:.2f} of its core, and a part reached {doubts.peak:.0%} of the measured "
+            "peak. Measure again when the machine is idle"
         )
     flops = ", ".join(f"{rate / 1e9:,.1f} GFLOP/s {name}" for name, rate in peak.flops.items())
     yield (
@@ -72,7 +72,7 @@ def _head(profile: ProfileJson) -> Iterator[str]:
         f"{config['trainer.precision']}, eager, attention {profile.kernel}"
     )
     yield f"on {hardware.name}, {hardware.threads} thread(s), torch {hardware.torch}"
-    yield f"peaks, measured: {flops}; {peak.bytes_per_s / 1e9:,.1f} GB/s"
+    yield f"measured peaks: {flops}; {peak.bytes_per_s / 1e9:,.1f} GB/s"
     yield f"time: {profile.clock}"
     if profile.flops_per_token is None:
         yield f"FLOPs a token: {profile.flops_basis}"
@@ -89,7 +89,7 @@ def _size(profile: ProfileJson, config: Mapping[str, Any]) -> str:
         return f"{shape}, {profile.step.microbatches} micro-batch(es) a step"
     if text is None:
         return f"{shape}, the forward of a micro-batch without gradients"
-    cache = "no cache, the prefix again"
+    cache = "no cache, so the prefix is computed again"
     if text.cached:
         cache = f"a cache of {context} tokens"
     if profile.of is SubjectKind.prefill:
@@ -177,27 +177,29 @@ def _sum(profile: ProfileJson) -> Iterator[str]:
     step = profile.step
     of = profile.of
     yield (
-        f"sum of the parts {three_digits(step.attributed_ms)} ms, "
-        f"{step.attributed_ms / step.ms:.1%} of the profiled {of.title}'s "
-        f"{three_digits(step.ms)} ms; not attributed "
-        f"{three_digits(step.unattributed_ms)} ms (between operations: Python, autograd's "
-        "engine, the profiler; on a GPU, where the plain step counts: idle)"
+        f"the parts take {three_digits(step.attributed_ms)} ms together, "
+        f"{step.attributed_ms / step.ms:.1%} of the profiled {of.title}'s {three_digits(step.ms)} "
+        f"ms. The other {three_digits(step.unattributed_ms)} ms are between operations: Python, "
+        "autograd's engine and the profiler, or on a GPU idle time"
     )
     lengthened = ""
     if step.profiler > SLOWED:
-        lengthened = "; rows of many small operations are too long by as much"
-    yield f"control: with the profiler it took {step.profiler:.2f}× the time without{lengthened}"
+        lengthened = "; rows with many small operations are too long by this factor"
+    yield (
+        f"control: with the profiler the {of.title} took {step.profiler:.2f}× the time without "
+        f"it{lengthened}"
+    )
     yield from _clocks(profile, "without the profiler", step.plain)
     if step.compiled:
         how = step.compile
         if step.cuda_graphs:
             how += ", CUDA graphs"
-        compiled = f"compiled ({how}), whole: a compiled graph cannot be taken apart"
+        compiled = f"compiled ({how}), only in total, because a compiled graph has no parts to time"
         yield from _clocks(profile, compiled, step.compiled)
     if of.trains:
         yield (
-            "share: of the step; of forward: of the model's forward; of block: of the layers' "
-            "time in both directions"
+            "share is the share of the step, of forward the share of the model's forward, and of "
+            "block the share of the layers' time in both directions"
         )
 
 
@@ -207,10 +209,10 @@ def _clocks(profile: ProfileJson, what: str, clocks: ClocksJson) -> Iterator[str
     total = profile.step.microbatches
     times = f"{three_digits(clocks.wall_ms)} ms wall, {three_digits(clocks.cpu_ms)} ms of CPU time"
     if measured != total:
-        times += f", of {measured} of {total} micro-batches"
+        times += f", for {measured} of {total} micro-batches"
     busy = clocks.gpu_busy
     if busy is not None:
-        times += f", the GPU busy {busy:.0%} of it"
+        times += f"; the GPU was busy for {busy:.0%} of this time"
     yield f"{profile.of.title} {what}: {times}"
     if busy is not None and busy < BUSY:
         yield _waiting(profile.of)
@@ -219,10 +221,10 @@ def _clocks(profile: ProfileJson, what: str, clocks: ClocksJson) -> Iterator[str
 def _waiting(of: SubjectKind) -> str:
     if of.trains:
         return (
-            "there the GPU waits for the host: trainer.cuda_graphs=true has one launch a "
+            "the GPU waits for the host; trainer.cuda_graphs=true needs only one launch for each "
             "micro-batch"
         )
-    return "there the GPU waits for the host, which launches one kernel after another"
+    return "the GPU waits for the host, which launches one kernel after another"
 
 
 def _arithmetic(profile: ProfileJson) -> Table:
@@ -242,10 +244,10 @@ def _arithmetic(profile: ProfileJson) -> Table:
         figures["of_flops"] = row.flops / all_flops if all_flops else 0.0
         rows.append([line.title, *(figures[key] or None for key in COUNT_COLUMNS)])
     note = (
-        "bound: per operation the larger of its FLOPs at the measured peak and its bytes at "
-        "the measured bandwidth"
+        "bound is the least time of each operation: its FLOPs at the measured peak, or its bytes "
+        "at the measured bandwidth, whichever takes longer"
     )
-    return Table(title="what arithmetic says of it", columns=columns, rows=rows, notes=[note])
+    return Table(title="FLOPs, bytes and bounds", columns=columns, rows=rows, notes=[note])
 
 
 def _layers(timings: Sequence[LayerJson]) -> Table:
@@ -278,8 +280,8 @@ def _memory(memory: MemoryJson) -> Table:
     notes = list[str]()
     if trains:
         notes.append(
-            "activations: what a micro-batch's forward keeps for its backward, by the part that "
-            "keeps it first"
+            "activations are what a micro-batch's forward keeps for its backward; each counts for "
+            "the part that keeps it first"
         )
     return Table(title="memory", columns=columns, rows=rows, notes=notes)
 
@@ -301,7 +303,7 @@ def _ceilings(ceilings: Sequence[CeilingJson], *, trusted: bool) -> Table:
     for row in order:
         by_step = row.by_step if trusted else None
         rows.append([row.label, row.by_flops, by_step, row.saved_mib, row.saved])
-    return Table(title="the most that an option can win", columns=columns, rows=rows)
+    return Table(title="the largest gain that each option can give", columns=columns, rows=rows)
 
 
 # --- what to try ----------------------------------------------------------------------------------
@@ -310,13 +312,16 @@ def _ceilings(ceilings: Sequence[CeilingJson], *, trusted: bool) -> Table:
 def _largest(file: ProfileFile) -> Iterator[str]:
     of = file.of.title
     yield prose(
-        f"the largest parts, by how much options can speed up the {of} at most, and the commands "
-        "that measure it"
+        f"the largest parts, the largest speedup of the {of} that options can give, and the "
+        "commands that measure it"
     )
     rest_ms = file.step.unattributed_ms
     if rest_ms > file.largest[0].ms:
         share = in_percent(rest_ms / file.step.ms)
-        yield prose(f"larger than any part: {three_digits(rest_ms)} ms, {share}, not attributed")
+        yield prose(
+            f"{three_digits(rest_ms)} ms ({share}) belong to no part; this is more than the "
+            "largest part"
+        )
     for number, row in enumerate(file.largest, start=1):
         cost = f"{three_digits(row.ms)} ms, {in_percent(row.share)} of the {of}"
         if row.of_bound:

@@ -178,8 +178,8 @@ class TimedArm:
         self.at += 1
         if not update.finite:
             raise DivergedError(
-                f"a step must have a finite loss and gradient, got a loss of {update.loss!r} and "
-                f"a gradient of norm {update.grad_norm!r} after {self.at} steps"
+                f"a step must have a finite loss and gradient, got loss {update.loss!r} and "
+                f"gradient norm {update.grad_norm!r} after {self.at} steps"
             )
         return update.loss
 

@@ -255,7 +255,7 @@ def _view(arms: Sequence[PlottedArm]) -> View:
     absent = _absent(arms)
     for span, share in SPANS.items():
         if not _is_drawn(drawn, share):
-            absent[span] = "an arm has fewer than two validations there"
+            absent[span] = "an arm has fewer than two validations in this part"
     span = "all" if "most" in absent else "most"
     ends = [points[-1][1] for points in drawn]
     inside = list[float]()
@@ -268,7 +268,7 @@ def _view(arms: Sequence[PlottedArm]) -> View:
 
 def _absent(arms: Iterable[PlottedArm]) -> dict[str, str]:
     """Return the axes of which no curve has a number."""
-    absent = dict.fromkeys(AXES, "no run's curve has it")
+    absent = dict.fromkeys(AXES, "no run recorded it")
     for arm in arms:
         for columns in arm.curves:
             for axis in AXES:
@@ -300,7 +300,7 @@ def _still_curves(arms: Sequence[PlottedArm], shown: View) -> Markup | None:
             points = [(step, loss - base[step]) for step, loss in points if step in base]
         lines.append(_line(arm, name, points))
     last = max((step for line in lines for step, _ in line.points), default=0.0)
-    title = "loss less the baseline's" if shown.relative else "validation loss"
+    title = "loss minus the baseline's" if shown.relative else "validation loss"
     ends = (SPANS[shown.span] * last, last)
     return svg_chart.chart(lines, x="training steps", y=title, ends=ends, named=True)
 

@@ -18,10 +18,10 @@ def page(comparison: Comparison, *, judge: str, command: str) -> str:
     lines += [f"* {headline.next_step(comparison)}", ""]
     for table in comparison_tables.all_tables(comparison):
         lines += _section(table)
-    lines += ["## What should be doubted", ""]
+    lines += ["## Reasons for doubt", ""]
     lines += [f"* {one_line(doubt)}" for doubt in _doubts(comparison)]
     lines += ["", f"## How it was judged: {judge}", ""]
-    lines += ["Exploratory: nothing of it was registered before.", ""]
+    lines += ["Exploratory: nothing was registered before the runs.", ""]
     lines += ["```sh", one_line(command), "```", ""]
     return tame("\n".join(lines))
 
@@ -37,4 +37,4 @@ def _doubts(comparison: Comparison) -> Iterator[str]:
     yield from comparison.problems
     yield from (f"not compared: {name} ({status})" for name, status in comparison.not_compared)
     if not comparison.problems and not comparison.not_compared:
-        yield "nothing that the judge noticed"
+        yield "nocap found no reason for doubt"

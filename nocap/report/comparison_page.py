@@ -210,7 +210,7 @@ def _rank(gap: Difference | None) -> tuple[int, float]:
 
 def _axis(comparison: Comparison, other: str) -> str:
     """Say what an axis counts: `validation loss less the baseline's; left is better`."""
-    return f"{METRICS[comparison.metric].title} less {other}'s; left is better"
+    return f"{METRICS[comparison.metric].title} minus {other}'s; left is better"
 
 
 def _line(

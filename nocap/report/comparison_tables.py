@@ -29,23 +29,29 @@ LEVEL = Column(title="level", show=as_drawn)
 VERDICT = Column(title="verdict", show=as_drawn, keep=True)
 AT_EQUAL_LOSS = Column(title="time at equal loss", show=as_drawn, keep=True)
 ERRORS = (
-    "In 5% of grids some verdict of a key is wrong, and in 5% some verdict of an arm. With two "
-    "keys, some 11% of grids have a wrong verdict somewhere."
+    "In 5% of grids at least one verdict about a key is wrong, and in 5% at least one verdict "
+    "about an arm. With two keys, about 11% of grids have at least one wrong verdict."
 )
 ONE_SESSION = (
-    "This is one session: only a study, in three sessions that lie apart, speaks for other days."
+    "These times are from one session. Only a study, which has three separate sessions, says "
+    "what holds on other days."
 )
-OF_SPEED = "Speed is in tokens/s: twice the time a token is 50% slower."
+OF_SPEED = "Speed is in tokens/s: an arm that takes twice the time for a token is 50% slower."
 OF_PACE = (
-    "µs a token: the median step's, on a CPU in CPU time, which other work changes less than a "
-    f"clock. {OF_SPEED} {ONE_SESSION}"
+    "µs a token is the time of the median step. On a CPU it is CPU time, which other programs "
+    f"disturb less than wall time. {OF_SPEED} {ONE_SESSION}"
 )
 OF_LOGS = (
-    "Times are as the logs state them, compared where the hardware is the same: a log names it, "
-    "or --hardware does. Twice the time is 50% slower."
+    "The times are those that the logs state. nocap compares them if the hardware is the same; a "
+    "log or --hardware must name it. An arm that takes twice the time is 50% slower."
 )
-OF_TARGET = "In mid-schedule a crossing misleads: compare runs that end at the target."
-OF_LOGGED = "The last value that was logged, mean over the runs: no verdict is about it."
+OF_TARGET = (
+    "A target in the middle of a schedule misleads: compare runs whose schedules end at the target."
+)
+OF_LOGGED = (
+    "Each number is the last value that a module logged, as a mean over the runs. No verdict uses "
+    "it."
+)
 # method of an estimate → how its differences are taken
 WAYS = {
     PAIRS: "seed by seed",
@@ -64,7 +70,9 @@ COST_COLUMNS = {"params": "params", "flops_per_token": "FLOPs/token", "tokens": 
 LOGGED_COST_COLUMNS = {"steps": "steps", "tokens": "tokens"}
 # of the wall clock, which holds what else the machine did
 CLOCKED = {"train_s": "training", "tokens_per_s": "tokens/s"}
-OF_CLOCK = "Training: the mean over the runs. tokens/s: the tokens over that time."
+OF_CLOCK = (
+    "training is the mean training time of the runs. tokens/s is their tokens divided by this time."
+)
 
 
 def render(comparison: Comparison) -> str:
@@ -203,10 +211,12 @@ def _interactions(factors: Factors, metric: str) -> str:
     shown = [each for each in factors.interactions if each.shown]
     number = plural(len(factors.interactions), "interaction")
     if not shown:
-        return f"None of {number} is shown: the gains may add up."
+        return f"Of {number}, 0 shown: the gains of single changes may add up."
     drawn = gains(metric, Scale.difference, "")
     sizes = "; ".join(f"{each.arm}: {drawn.draw(each.estimate)}" for each in shown)
-    return f"Of {number}, {len(shown)} shown. Beyond the sum of the single changes: {sizes}."
+    return (
+        f"Of {number}, {len(shown)} shown. Difference from the sum of the single changes: {sizes}."
+    )
 
 
 class _AtEqualLoss:
@@ -285,8 +295,8 @@ def _interval(comparison: Comparison) -> str:
     ways = dict.fromkeys(WAYS.get(method, method) for method in comparison.methods)
     methods = "; ".join(ways) or "none"
     return (
-        f"±: half of the {interval_name(comparison)} that decides, for all arms together{look}. "
-        f"Differences: {methods}."
+        f"± is half of the {interval_name(comparison)}, which decides the verdicts and holds for "
+        f"all arms together{look}. Differences: {methods}."
     )
 
 
@@ -297,9 +307,10 @@ def _lengths(comparison: Comparison) -> Iterator[str]:
     short, long = (f"{arm.config[STEPS]:,}" for arm in comparison.lengths)
     own = f"{comparison.baseline.arm.config[STEPS]:,}"
     yield (
-        f"Time at equal loss: of that which {comparison.baseline.label} takes for the loss that "
-        f"the arm reaches, by its ends after {short}, {own} and {long} steps (whole schedules, "
-        "rates unchanged). Of other lengths it says nothing."
+        "Time at equal loss is the arm's time divided by the time that "
+        f"{comparison.baseline.label} needs to reach the same loss. nocap reads that time from "
+        f"runs of {comparison.baseline.label} with {short}, {own} and {long} steps, each with a "
+        "complete schedule and the same learning rate. It says nothing about other lengths."
     )
 
 
@@ -357,8 +368,9 @@ def _in_turns(timing: Timing) -> str:
     """Say how the arms were timed beside each other."""
     rounds = plural(timing.rounds, "round")
     return (
-        f"µs a token and speed: the arms timed in turns, {rounds} by {timing.clock}, on "
-        f"{timing.machine_name}, {timing.started[:10]}. {OF_SPEED} {ONE_SESSION}"
+        f"µs a token and speed are from arms that were timed in turns: {rounds} by "
+        f"{timing.clock}, on {timing.machine_name}, {timing.started[:10]}. {OF_SPEED} "
+        f"{ONE_SESSION}"
     )
 
 

@@ -42,14 +42,14 @@ def findings(comparison: Comparison) -> list[str]:
     """List the first findings, a line each with what its arm is compared with; count the others."""
     found = comparison.findings.found
     if not found:
-        return [f"one arm, {comparison.baseline.label}, and none to compare it with"]
+        return [f"there is only one arm, {comparison.baseline.label}; nocap cannot compare it"]
     metric = METRICS[comparison.metric]
     sides = _sides(comparison)
     named = found if len(found) == NAMED + 1 else found[:NAMED]
     lines = [_finding(finding, metric, sides[finding.name]) for finding in named]
     others = [finding.difference.word.value for finding in found[len(named) :]]
     if others:
-        lines.append(f"{len(others)} others: {_words(others)}")
+        lines.append(f"{len(others)} other findings: {_words(others)}")
     return lines
 
 
@@ -69,7 +69,7 @@ def answer(comparison: Comparison) -> str:
     metric = METRICS[comparison.metric]
     if _is_gain(found[0]):
         return _gain(comparison, found[0], metric)
-    return f"Nothing is shown to be better than {_against(comparison)} in {metric.title}"
+    return f"No arm is shown to be better than {_against(comparison)} in {metric.title}"
 
 
 def other_findings(comparison: Comparison) -> list[str]:
@@ -82,7 +82,7 @@ def other_findings(comparison: Comparison) -> list[str]:
 
 def _against(comparison: Comparison) -> str:
     if comparison.against == PREVIOUS:
-        return "the one before it"
+        return "the arm before it"
     return comparison.baseline.label
 
 
@@ -220,7 +220,7 @@ def _finding(finding: Finding, metric: Metric, side: _Side) -> str:
     elif gap.word is DifferenceWord.unclear:
         if finding.seeds:
             size = extent(gap.estimate.mid, metric, gap.estimate.half_width)
-            parts[0] += f" (some {finding.seeds} seeds would show {size} {metric.unit})"
+            parts[0] += f" (about {finding.seeds} seeds would show {size} {metric.unit})"
         parts += costs
     return f"{finding.name} against {side.against}{_over(finding)}: {', '.join(parts)}"
 
@@ -250,7 +250,7 @@ def _time_with_seeds(at: TimeAtEqualLoss | None) -> str:
     text = _time(at)
     if at is None or at.ratio is None or not at.seeds or at.word.is_shown:
         return text
-    return f"{text}; some {at.seeds} seeds would show {abs(at.ratio.mid - 1):.1%}"
+    return f"{text}; about {at.seeds} seeds would show {abs(at.ratio.mid - 1):.1%}"
 
 
 def crossed(keys: Mapping[str, int]) -> str:
@@ -268,7 +268,7 @@ def next_step(comparison: Comparison) -> str:
     more = comparison.findings.next
     if more is None:
         return f"next: {_without_runs(comparison)}"
-    reason = "finished runs are kept"
+    reason = "nocap keeps the finished runs"
     if more.key != "seed":
         reason = _reason_for_steps(comparison.findings.found)
     return f"next: the same command with {more.override} ({reason})"
@@ -278,28 +278,29 @@ def _without_runs(comparison: Comparison) -> str:
     """Say what is left where no command is known that adds runs."""
     found = comparison.findings.found
     if not found:
-        return "another arm, to compare this one with"
+        return "train another arm, so that nocap can compare two arms"
     if any(finding.needs_runs for finding in found):
-        return "more seeds, or longer runs, by the commands that started these runs"
-    text = "nothing is left to add for the loss"
+        return "repeat the commands that started these runs, with more seeds or more steps"
+    text = "the loss needs no more runs"
     is_speed_open = any(side.is_speed_open for side in _sides(comparison).values())
     if comparison.imported or comparison.against == PREVIOUS or not is_speed_open:
         return text
     if comparison.timing is None:
         return (
-            f"{text}; for the speed the same command with {TIME} 60, which times the arms in turns"
+            f"{text}; for the speed, type the same command with {TIME} 60, which times the arms "
+            "in turns"
         )
-    return f"{text}; for the speed a study, in sessions on other days"
+    return f"{text}; for the speed, run a study, which times the arms in several sessions"
 
 
 def _reason_for_steps(found: Iterable[Finding]) -> str:
     """Say why longer runs come next, by the seeds that the findings name."""
     sizes = [finding.seeds for finding in found if finding.seeds is not None]
     if not sizes:
-        return "no planned number of seeds would be enough: longer runs need fewer seeds"
+        return "more seeds alone would not be enough; longer runs need fewer seeds"
     return (
-        f"about {min(sizes)} seeds would be needed, more than {MORE} times as many: longer runs "
-        "need fewer seeds"
+        f"about {min(sizes)} seeds would be necessary, more than {MORE} times as many as now; "
+        "longer runs need fewer seeds"
     )
 
 
@@ -313,9 +314,9 @@ def sides(comparison: Comparison) -> list[str]:
     arms = plural(len(comparison.arms), "arm")
     runs = plural(len(comparison.runs), "run")
     base = comparison.baseline.label
-    head = f"{arms} from {runs}; baseline: {base} (another with --baseline)"
+    head = f"{arms} from {runs}; baseline: {base} (--baseline chooses another)"
     if comparison.against == PREVIOUS:
-        head = f"{arms} from {runs}; each against the one before it, from {base} on"
+        head = f"{arms} from {runs}; each arm against the arm before it, beginning with {base}"
     lines = [head]
     if comparison.factors is not None or len(comparison.findings.found) > NAMED:
         lines.append(_counts(comparison))  # the headline does not name each arm
@@ -343,14 +344,14 @@ def imported(comparison: Comparison) -> list[str]:
     arms = [f"arms from {source}" for source in _sources(logs, "arm")]
     seeds = [f"seeds from {source}" for source in _sources(logs, "seed")]
     if not seeds:
-        seeds = ["no seeds are named, so nothing is paired"]
+        seeds = ["the logs name no seeds, so nocap pairs no runs"]
     machines = {record.machine_name for record in comparison.records if record.imported["hardware"]}
     parts = [
-        f"imported: logs of another trainer ({formats}), exploratory: nocap has seen neither "
-        "code, data nor settings",
+        f"imported: logs of another trainer ({formats}). The result is exploratory, because "
+        "nocap has not seen the code, the data or the settings",
         ", ".join([*arms, *seeds]),
     ]
-    parts += [f"--hardware says that they ran on {name}" for name in machines]
+    parts += [f"--hardware says that the runs used {name}" for name in machines]
     return ["; ".join(parts)]
 
 

@@ -45,7 +45,7 @@ ALIKE = ROUNDING**2  # beside 0, as a spread of equal losses is on another machi
 RECORD_KEYS = ("options", "measured", "git", "versions", "imported")
 NAMED_PARTS = ("source", "versions")  # whose keys are names
 IDENTITY = re.compile(r"[\w-]+")
-EDITED = "its digest is of something else: a part of it was changed, added or taken out"
+EDITED = "its digest does not match: somebody changed, added or removed a part"
 VALUE_LENGTH = 80  # characters of a value in a line
 
 
@@ -130,9 +130,9 @@ class JudgedFile:
         lines = [*self.edits, *self.changes]
         if not lines:
             rows = plural(len(self.comparison.records), "row")
-            return [f"{self.path}: its verdicts follow from its {rows}"]
+            return [f"{self.path}: the verdicts follow from its {rows}"]
         if self.judge != judge():
-            lines.append(f"judged by {_show(self.judge)}, now by {judge()}")
+            lines.append(f"{_show(self.judge)} judged the file, and {judge()} judged it again now")
         return [f"{self.path}: {line}" for line in lines]
 
 
@@ -281,8 +281,8 @@ def read(path: Path) -> JudgedFile:
     """
     stored = read_json(path, dict) or {}
     rule = (
-        "be a comparison that nocap.compare --json wrote, with its records "
-        "(of an older one, compare its runs again)"
+        "be a comparison that nocap.compare --json wrote, with its records (if an older nocap "
+        "wrote it, compare the runs again)"
     )
     kind = stored.get("kind", "none")
     require(kind == KIND, str(path), rule, f"the kind {_show(kind)}")
@@ -317,7 +317,7 @@ def _found(file: ResultFile, edited: Sequence[str]) -> Found:
     """Return the runs of a file. `edited`: what is to be said of it."""
     records = {_identity(row): _record(row) for row in file.records}
     count = f"{len(file.records)} of {len(records)} identities"
-    require(len(records) == len(file.records), "records", "appear once each", count)
+    require(len(records) == len(file.records), "records", "each appear only once", count)
     base = file.question.baseline
     ended = [name for name, record in records.items() if record.status in ENDED]
     require(base in ended, "question.baseline", "be the identity of a run that has ended", base)
@@ -356,10 +356,10 @@ def _doubts(key: str, stored: Sequence[object], again: Sequence[object]) -> Iter
     """Say which lines the file leaves out, and which its rows do not say."""
     for each in again:
         if each not in stored:
-            yield f"{key}: the file leaves out {_show(msgspec.to_builtins(each))}"
+            yield f"{key}: the file lacks {_show(msgspec.to_builtins(each))}"
     for each in stored:
         if each not in again:
-            yield f"{key}: its rows do not say {_show(msgspec.to_builtins(each))}"
+            yield f"{key}: the file says {_show(msgspec.to_builtins(each))}, but its rows do not"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -398,7 +398,10 @@ def _differ(stored: Mapping[str, object], again: Mapping[str, object]) -> Iterat
         was = before.get(key)
         now = after.get(key)
         if not _same(was, now):
-            yield f"{_show(key)} is {_show(json.dumps(was))}, by its rows {_show(json.dumps(now))}"
+            yield (
+                f"{_show(key)} is {_show(json.dumps(was))} in the file, but its rows give "
+                f"{_show(json.dumps(now))}"
+            )
 
 
 def _same(was: object, now: object) -> bool:

@@ -53,7 +53,10 @@ def render(answer: Why) -> str:
         a, b = answer.a, answer.b
         lines = [f"{a.text} and {b.text} are the same run (identity {a.identity})"]
     else:
-        because = f"are two runs, and differ in (a part only {RECORDED} is not in the identity):"
+        because = (
+            "are two different runs. They differ in these keys (the identity leaves out a part "
+            f"that is only {RECORDED}):"
+        )
         lines = [answer.a.text, answer.b.text, because]
     rows = [[each.part, each.key, f"{each.a} → {each.b}"] for each in answer.differences]
     if rows:
@@ -76,7 +79,9 @@ def why(folder_a: Path, folder_b: Path) -> Why:
         b = read(folder_b)
     except ValueError as error:
         names = f"{folder_a.name} and {folder_b.name}"
-        raise ValueError(f"runs why needs two readable runs, got {names}: {error}") from error
+        raise ValueError(
+            f"nocap runs why needs two runs whose records can be read, got {names}: {error}"
+        ) from error
     same_data = a.parts.get("data") == b.parts.get("data")
     differences = list[DifferingKey]()
     for (part, x), (_, y) in zip(_parts(a), _parts(b), strict=True):

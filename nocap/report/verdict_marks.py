@@ -23,17 +23,22 @@ OUTCOMES = {
     DifferenceWord.better: Meaning(
         mark="✓",
         name="Better",
-        text="the loss is lower than the other arm's, by more than seeds explain",
+        text=(
+            "the loss is lower than the other arm's, and seeds alone do not explain this difference"
+        ),
     ),
     DifferenceWord.worse: Meaning(
         mark="✕",
         name="Worse",
-        text="the loss is higher than the other arm's, by more than seeds explain",
+        text=(
+            "the loss is higher than the other arm's, and seeds alone do not explain this "
+            "difference"
+        ),
     ),
     DifferenceWord.unclear: Meaning(
         mark="○",
         name="No difference shown",
-        text="the seeds cannot tell them apart; that does not make them equal",
+        text="the seeds do not separate the two arms; this does not mean that they are equal",
     ),
     DifferenceWord.depends: Meaning(
         mark="±",
@@ -43,22 +48,22 @@ OUTCOMES = {
     DifferenceWord.undecided: Meaning(
         mark="?",
         name="No verdict",
-        text="too few seeds finished to tell a change from luck",
+        text="too few seeds finished, so a difference may be chance",
     ),
     DifferenceWord.diverged: Meaning(
         mark="∞",
         name="Diverged",
-        text="the loss of a seed ran away; a mean over the others flatters",
+        text="the training of a seed broke down; the mean over the other seeds looks too good",
     ),
     DifferenceWord.unfinished: Meaning(
         mark="…",
         name="Unfinished",
-        text="a command asked for more seeds than are there",
+        text="the command planned more seeds than have finished",
     ),
     DifferenceWord.confounded: Meaning(
         mark="!",
         name="Confounded",
-        text="something else differs too, so the difference cannot be put down to the change",
+        text="something else differs too, so the change may not be the cause of the difference",
     ),
 }
 CLAIMS = {

@@ -15,10 +15,10 @@ COLUMNS = "run,status,steps,val_loss,tokens_per_s,train_s,age,size"
 VERBS = {
     "list": "list the runs of these names and filters; this is the default",
     "show": "show one run (default: last): its result, code, machine, disk space and grids",
-    "why": "say where two runs differ",
+    "why": "show the keys in which two runs differ",
     "diff": "do the same as why",
-    "sync": "send W&B the missing rows of these runs, and the comparisons of their grids",
-    "rm": "remove runs with their folders",
+    "sync": "send the missing rows of these runs, and the comparisons of their grids, to W&B",
+    "rm": "remove the folders of runs",
 }
 FORMS = """\
 A WORD is a run (a name, its beginning, an identity, last, a folder, a glob), or a filter:

@@ -98,7 +98,7 @@ def sync(options: argparse.Namespace) -> int:
     n_complete = sum(session.complete for session in runs)
     n_rows = sum(session.sent for session in runs)
     total = plural(len(chosen.runs), "run")
-    print(f"on the server: {n_complete} of {total}, {plural(n_rows, 'row')} sent now")
+    print(f"the server has {n_complete} of {total}; nocap sent {plural(n_rows, 'row')} now")
     _tell(problems)
     has_runs = n_complete == len(chosen.runs)
     has_comparisons = all(session.complete for session in comparisons)
@@ -135,7 +135,7 @@ def _sent(
     except NoLoginError:
         raise
     except lease.HeldError:
-        problems.append(f"not sent: {name} is being trained, and sends its rows itself")
+        problems.append(f"not sent: {name} is still training, and sends its rows itself")
     except ValueError as error:
         problems.append(f"not sent: {name}: {error}")
     else:
@@ -248,7 +248,7 @@ def _naming(paths: Iterable[Path]) -> dict[str, list[str]]:
         try:
             identities = {*re.findall(r'"identity": "([0-9a-f]{12})"', read_text(path))}
         except (OSError, ValueError) as error:
-            _tell([f"a file that may refer to a run cannot be read: {error}"])
+            _tell([f"nocap cannot read a file that may refer to a run: {error}"])
             continue
         for identity in identities:
             if not path.parent.name.endswith(identity):  # the run itself
@@ -271,7 +271,7 @@ def remove(options: argparse.Namespace) -> int:
     if runs:
         print(_what_goes(runs, sizes, used_by=_used_by(options)))
     if not options.yes:
-        print(f"{_total(runs, sizes)}: nothing was removed; --yes removes")
+        print(f"{_total(runs, sizes)}: nocap removed nothing; add --yes to remove")
         _tell(chosen.problems)
         return 0
     reasons_to_stay = {run.folder: remove_run(run, root=root) for run in runs}
@@ -317,12 +317,12 @@ def remove_run(run: Record, *, root: Path) -> str | None:
     None."""
     folder = run.folder
     if folder.is_symlink() or folder.absolute().parent.resolve() != root.resolve():
-        return f"it is no folder of its own right in {root}"
+        return f"its folder is not directly in {root}"
     try:
         with lease.acquire(folder):
             now = read_record(folder, rows=False)
             if now.manifest != run.manifest or now.summary != run.summary:
-                return "it has gone on since it was listed"
+                return "the run has continued since it was listed"
             # deleted after the lease, whose file is open
             folder.rename(folder.with_name(f".{folder.name}.removed"))
     # held by another process, another user's, or no folder of leases

@@ -55,14 +55,14 @@ def foreseen(grid: Grid, *, lengths_by: str | None = EQUAL_LOSS) -> Iterator[str
     if steps not in known:
         shape = f"this model, data, batch and {STEPS}={steps}"
         reason = f"no two arms of {shape} share three seeds in {base.run.output_dir}"
-        yield prose(f"the difference that {seeds} seeds can show is not known: {reason}")
+        yield prose(f"nocap does not know which difference {seeds} seeds can show: {reason}")
         return
     noise = known[steps]
     factors = _crossed(cells)
     yield str(_table(noise, seeds, n_arms, factors))
     yield prose(
-        f"noise: {noise.sd:.4f} nats between two arms of one seed, from {noise.pairs} pairs of "
-        f"such runs"
+        f"noise between two arms with the same seed: {noise.sd:.4f} nats, from {noise.pairs} "
+        "pairs of such runs"
     )
     yield from _longer(known, steps, seeds, n_arms)
     at_equal_loss = noise_at_equal_loss(records, config)
@@ -71,7 +71,7 @@ def foreseen(grid: Grid, *, lengths_by: str | None = EQUAL_LOSS) -> Iterator[str
     elif lengths_by is not None:
         source = f"{lengths_by} trains and times them"
         yield prose(
-            f"the gain in time at equal loss that {seeds} seeds can show is not known: "
+            f"nocap does not know which gain in time at equal loss {seeds} seeds can show: "
             f"{at_equal_loss} ({source})"
         )
 
@@ -135,9 +135,8 @@ def _at_equal_loss(
     yield str(Table(title=title, columns=_columns(factors, _share), rows=rows))
     slope = 1 - 2**noise.slope
     yield prose(
-        f"noise: {noise.pace:.1%} of the time a token between two arms of one seed; twice the "
-        f"steps take "
-        f"{slope:.1%} off the baseline's loss"
+        f"noise of the time a token between two arms with the same seed: {noise.pace:.1%}; twice "
+        f"the steps lower the baseline's loss by {slope:.1%}"
     )
 
 
@@ -178,6 +177,6 @@ def _longer(known: Mapping[int, Noise], steps: int, seeds: int, n_arms: int) -> 
             continue
         least = detectable(noise.sd, fewer, arms=n_arms)
         yield prose(
-            f"in the same time, {fewer} seeds of {length:,} steps show {least:.4f} for each arm; "
-            "with more steps effects are larger, too (docs/statistics.md)"
+            f"in the same time, {fewer} seeds of {length:,} steps can show {least:.4f} for each "
+            "arm; effects are also larger with more steps (docs/statistics.md)"
         )

@@ -161,11 +161,13 @@ def _sums(costs: dict[str, ArmCost], folder: Path) -> list[str]:
     needed = sum(cost.checkpoint_bytes for cost in costs.values())
     disk = next(part for part in folder.parents if part.exists())
     free = shutil.disk_usage(disk).free
-    lines = [f"together {duration(all_s)}, if one cell follows the other"]
+    lines = [f"together {duration(all_s)}, if the cells train one after the other"]
     not_enough = ": not enough" if needed > free else ""
     lines.append(f"checkpoints {size(needed)} at most, free {size(free)}{not_enough}")
     untimed = [name for name, cost in costs.items() if cost.run_s is None]
     if untimed:
-        lines.append(f"not in this sum, because the step could not be timed: {', '.join(untimed)}")
-    lines.append("measured: a step of each arm on this machine; nothing was trained")
+        lines.append(
+            f"this sum leaves out arms whose step could not be timed: {', '.join(untimed)}"
+        )
+    lines.append("nocap timed one step of each arm on this machine, and trained nothing")
     return lines

@@ -44,9 +44,8 @@ class InTurns:
             ", ".join(kinds),
         )
         return (
-            f"time: {plural(len(arms_of(grid)), 'arm')} in turns for {self.seconds:g} s and their "
-            f"warm-up, "
-            "after the last run"
+            f"after the last run, nocap times {plural(len(arms_of(grid)), 'arm')} in turns, for "
+            f"{self.seconds:g} s and the warm-up"
         )
 
     def measure(self, grid: Grid, before: Path | None) -> None:

@@ -62,7 +62,10 @@ class Answer:
     def _fresh_lines(self, of: JudgedFile) -> list[str]:
         """Say that a result was asked anew, and whether its records were edited."""
         options = ", ".join(f"--{part}" for part in self.parts)
-        notice = f"judged by a new question ({options}): its own words are not checked"
+        notice = (
+            f"nocap judged the file with other options ({options}), so it did not check the "
+            "file's own verdicts"
+        )
         return [f"{of.path}: {line}" for line in (*of.edits, notice)]
 
 
@@ -86,7 +89,7 @@ def compare_paths(
         return Answer(comparison=ask(_load(others, logged, question), question, group=group))
     if logged.parts and not others:
         flags = ", ".join(f"--{name}" for name in logged.parts)
-        raise ValueError(f"{flags}: only for logs, got {shorten(files)}")
+        raise ValueError(f"{flags} works only for logs, got {shorten(files)}")
     results = [result_file.read(path) for path in dict.fromkeys(map(expanded, files))]
     parts = question.parts
     if group is not None:

@@ -80,12 +80,12 @@ def any_valid(run_dir: Path) -> bool:
 def problem_of(path: Path) -> str | None:
     """Return why the checkpoint cannot be used, or `None`."""
     if not is_folder(path):
-        return "it must be a folder, and no link to one"
+        return "the checkpoint must be a folder, and not a link"
     try:
         sums = dict[str, str](parse_json(read_text(path / CHECKSUMS)))
         if set(sums) != {MODEL, OPTIMIZER, STATE, ROWS}:
             own = sorted((MODEL, OPTIMIZER, STATE, ROWS))
-            return f"{CHECKSUMS} names {sorted(sums)}, not {own}"
+            return f"{CHECKSUMS} must name {own}, got {sorted(sums)}"
     except UNREADABLE as error:
         return f"{CHECKSUMS} cannot be read ({error})"
     for name in sorted(sums):
@@ -106,7 +106,7 @@ def _file_problem(file: Path, expected: str) -> str | None:
                 return f"{ROWS} must hold the rows before the step in the folder's name"
         elif file.name == STATE:
             if state_of(file.parent)["step"] != step_of(file.parent):
-                return f"{file.name} must be of the step in the folder's name"
+                return f"{file.name} must have the step of the folder's name"
         else:
             tensor_shapes(file)
         return None

@@ -140,7 +140,9 @@ def check(stage: Path | None) -> None:
 def loss_line(claim: Path) -> str:
     """Say that the lease of this claim is lost."""
     folder = claim.parents[1]
-    return f"another process took {folder} over while this one did not run, and goes on there"
+    return (
+        f"another process took over {folder} while this process was stopped, and continues the run"
+    )
 
 
 def acquire(folder: Path, *, wait_s: float = 0.0) -> Lease:

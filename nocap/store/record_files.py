@@ -229,19 +229,19 @@ def _problems(
     if summary:
         yield from _changed(folder, summary)
     elif config is not None and config != parts.get("config"):
-        yield f"config.yaml is not the config of {MANIFEST}, with which it was trained"
+        yield f"config.yaml differs from the config in {MANIFEST}, with which the run was trained"
     if not manifest:
         yield f"{MANIFEST} is missing"
     own = manifest.get("identity")
     computed = digest(parts)
     # A secret, with which the digest was made, may have been redacted.
     if own != computed and "<redacted:" not in json.dumps(parts):
-        yield f"{MANIFEST} has identity {own}, and its parts make {computed}"
+        yield f"{MANIFEST} has identity {own}, but its parts give {computed}"
     in_name = re.search(r"-([0-9a-f]{12})$", folder.name)
     if in_name is not None and in_name[1] != own:
-        yield f"{MANIFEST} has identity {own}, and the folder's name {in_name[1]}"
+        yield f"{MANIFEST} has identity {own}, but the folder's name has {in_name[1]}"
     if identity not in (None, own):
-        yield f"{MANIFEST} has identity {own}, and this run {identity}"
+        yield f"{MANIFEST} has identity {own}, but this run has {identity}"
 
 
 def _changed(folder: Path, summary: Json) -> Iterator[str]:

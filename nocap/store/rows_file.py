@@ -67,7 +67,7 @@ class RowsFile:
             write_file(self.path, content, stage=self._stage)
         if on_disk.startswith(content):
             return []
-        return [f"{self.path}: damaged; its rows are put back from {source}"]
+        return [f"{self.path} is damaged; nocap restores its rows from {source}"]
 
     def append(self, row: Row) -> None:
         """Add a row.

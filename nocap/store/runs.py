@@ -66,7 +66,7 @@ def load_runs(paths: Iterable[str | Path], *, outputs: Path = OUTPUTS, rows: boo
         try:
             found.timings += timings_in(grid)
         except ValueError as error:
-            found.problems.append(f"a timing is left out: {error}")
+            found.problems.append(f"nocap leaves out a timing: {error}")
     lengths = _lengths(grids)
     for identity, record in by_identity.items():
         found.records.append(replace(record, length_of=lengths.get(identity, record.length_of)))
@@ -90,7 +90,7 @@ def _records(folders: Iterable[Path], found: Found, *, rows: bool) -> dict[str, 
             continue
         first = by_identity.setdefault(record.identity, record)
         if first is not record:
-            same = f"it is the same run as {first.folder} (identity {first.identity})"
+            same = f"the same run is in {first.folder} (identity {first.identity})"
             found.problems.append(f"{folder}: left out: {same}")
     return by_identity
 
@@ -275,7 +275,7 @@ def without_record(target: Path) -> Iterator[str]:
     identities = sorted(cell.identity for cell in cells)
     own_digest = digest({"identities": identities})[:8]
     if digest_in_name and digest_in_name[1] != own_digest:
-        yield f"{target / GRID}: it lists other cells than those that made the folder's name"
+        yield f"{target / GRID}: the file's cells do not match the folder's name"
 
 
 def of_identity(root: Path, identity: str) -> Path | None:

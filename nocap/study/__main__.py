@@ -11,7 +11,7 @@ from nocap.config import entry
 FORMS = """\
 A FOLDER holds a study.yaml with a question, arms, scales and claims. The command trains and times
 what is missing. If you type it again, nothing runs. A NAME such as gqa means experiments/gqa. If
-you have no such folder, nocap reads the study from its package, and writes it there when it runs.
+you have no such folder, nocap reads the study from its package, and writes it when the study runs.
 Examples, after python -m nocap.study:
 
   experiments/gqa scale=cpu                     run it: verdicts, README and results
@@ -77,15 +77,17 @@ def _parser() -> argparse.ArgumentParser:
         "--propose",
         nargs="*",
         metavar="PROPOSAL",
-        help="train proposals (overrides or commands) and the baseline, and say of each: accepted "
-        "or not shown",
+        help=(
+            "train proposals (overrides or commands) and the baseline; print for each proposal: "
+            "accepted or not shown"
+        ),
     )
     parser.add_argument(
         "--sessions-from",
         nargs="+",
         type=Path,
         metavar="BENCH.json",
-        help="take files that nocap.bench wrote on other days as sessions, one for each file",
+        help="use files that nocap.bench wrote on other days; each file is a session",
     )
     parser.add_argument(
         "--allow-code",

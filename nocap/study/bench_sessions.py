@@ -103,7 +103,7 @@ def _check_apart(plan: StudyPlan, files: Sequence[SessionFile]) -> None:
         if ended is None or began is None or not before.figures.keys() & after.figures.keys():
             continue
         minutes = (began - ended) / 60
-        rule = f"have sessions that lie {plan.at.apart_min:g} minutes apart"
+        rule = f"have at least {plan.at.apart_min:g} minutes between two sessions"
         require(minutes >= plan.at.apart_min, FLAG, rule, f"{minutes:.1f}")
 
 

@@ -52,7 +52,7 @@ def read_studies(folder: Path) -> tuple[dict[str, Study], dict[str, list[StudyRe
                 "none",
             )
     results = {name: all_results(study, folder / name) for name, study in studies.items()}
-    rule = "be a folder of studies that were carried out, as experiments"
+    rule = "be a folder with studies that have results, as experiments"
     require(any(results.values()), "--board", rule, folder)
     return studies, results
 
@@ -63,8 +63,8 @@ def hash_problems(every: Iterable[StudyResult]) -> Iterator[str]:
         if result.hash_problem:
             name = f"{result.study.name}, scale {result.scale}"
             yield (
-                f"{name}: claims keep their stored hashes, no arm is composed here: "
-                f"{result.hash_problem}"
+                f"{name}: claims keep their stored hashes, because nocap cannot compose the arms "
+                f"here: {result.hash_problem}"
             )
 
 

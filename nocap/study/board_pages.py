@@ -41,15 +41,16 @@ SUBJECT = "Claims about GPT training"  # what a board is about
 FIRST_ROWS, LAST_ROWS = 8, 2  # that a reader sees first
 ERROR = 0.05  # how often a verdict that rests on noise errs at the most
 INTRO = (
-    "What was expected and what was measured, with its 95% interval in brackets. The page of each "
-    "study has what arithmetic allows, the guards, the shapes, the notes and the command; "
-    "`board.html` beside this file has all of it with forest plots. "
-    "Written by `python -m nocap.study --board experiments` from each study's "
-    "`results.*.json`. n counts pairs of runs, or sessions of timing; what was counted is *exact* "
-    "and has no interval. A verdict holds at the shape and on the machine of its row: a claim that "
-    "was measured at two shapes, or on two machines, has two rows. A verdict is *exploratory* "
-    "where something was known when its claim was registered. *Equal quality not shown*: the "
-    "interval of a loss holds the margin that it may be worse by."
+    "Each row has what was expected and what was measured, with the 95% interval in brackets. The "
+    "page of each study also has what arithmetic allows, the guards, the shapes, the notes and "
+    "the command. `board.html` in this folder has all of this with forest plots. The command "
+    "`python -m nocap.study --board experiments` writes this file from each study's "
+    "`results.*.json`. n counts pairs of runs, or sessions of timing. What was counted is *exact* "
+    "and has no interval. A verdict holds only at the shape and on the machine of its row: a "
+    "claim that was measured at two shapes, or on two machines, has two rows. A verdict is "
+    "*exploratory* if something about its result was known when its claim was registered. *Equal "
+    "quality not shown* means that the interval of a loss contains the margin by which the loss "
+    "may be worse."
 )
 
 
@@ -230,10 +231,10 @@ def errors(every: Sequence[ClaimRow]) -> str:
     """Say how many false verdicts are to be expected."""
     noisy = sum(not is_exact(row.claim_result.verdict.primary) for row in every)
     return (
-        f"{noisy} of the {len(every)} rows rest on measurements with noise. Up to "
-        f"{ERROR * noisy:.1f} false verdicts are to be expected "
-        "among them: reached if every true value lay at the edge of what is stated and the "
-        "noise of each were as skewed as the rule for clocks allows for."
+        f"{noisy} of the {len(every)} rows rest on measurements with noise. Expect at most "
+        f"{ERROR * noisy:.1f} false verdicts among them. So many occur only if every true value "
+        "lies at the edge of the stated range, and if the noise of each is as skewed as the rule "
+        "for times allows."
     )
 
 

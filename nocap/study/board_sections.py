@@ -103,8 +103,8 @@ class BoardSection:
         held = times[ClaimWord.confirmed.value] + times[ClaimWord.exceeded.value]
         refuted = times[ClaimWord.refuted.value]
         if not held and not refuted:
-            return f"of {whose} claims none is decided"
-        return f"of {whose} decided claims {_most(held, refuted)}"
+            return f"of {whose} claims, none is decided"
+        return f"of {whose} decided claims, {_most(held, refuted)}"
 
     @property
     def title(self) -> str:

@@ -77,7 +77,7 @@ def carry_out(
         if not undecided:
             break
         if run:
-            say(f"not decided, and another analysis follows: {', '.join(undecided)}")
+            say(f"not decided yet; another analysis follows for {', '.join(undecided)}")
         for name in undecided:
             numbers[name] += 1
     return StudyOutcome(

@@ -31,10 +31,10 @@ def _unit(row: ClaimRow) -> str:
     if scale is Scale.difference:
         return f"{metric.title}: {metric.wording.better}, {metric.unit}; right is better"
     if metric.relative:
-        return "time over the baseline's at equal loss; left is less"
+        return "time divided by the baseline's time, at equal loss; left is less time"
     if metric.is_pace:
         return "times as fast as the baseline; right is faster"
-    return "the baseline's use over the arm's; right is less"
+    return "the baseline's use divided by the arm's use; on the right, the arm uses less"
 
 
 def _plot(title: str, some: Sequence[ClaimRow]) -> forest.Forest:

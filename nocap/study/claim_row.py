@@ -32,19 +32,22 @@ from nocap.study.study_result import ClaimResult, StudyResult
 
 DEVICES = {"cpu": "CPU", "cuda": "GPU"}
 # What a row says about its claim.
-THERE = "on the machine they are about, or counted on any"
-STAND_IN = "on a CPU in place of the GPU or the larger model they are about"
-PROJECT = "by this project's own thresholds"
+THERE = "on the machine that the claim is about, or counted on any machine"
+STAND_IN = "on a CPU instead of the GPU or the larger model that the claim is about"
+PROJECT = "against thresholds that this project chose"
 NO_GPU = "no GPU yet"
 NOT_EQUAL = "equal quality not shown"
 EXPLORATORY = "exploratory"
 # counts that no machine changes; so are the bytes held of these parts:
 ANYWHERE = ("params", "kv_bytes", "part_params")
 HELD_ANYWHERE = {"parameters", "gradients", "optimizer"}
-BEYOND = "above what arithmetic allows: look for a mistake, or for a gain that the bound leaves out"
+BEYOND = (
+    "above what arithmetic allows: look for a mistake, or for a gain that the bound does not count"
+)
 ENDINGS = {
     Ending.diverged: "diverged, counted as worst",
-    Ending.at_most: "reached the loss in the shortest schedule, so steps are at most that",
+    Ending.at_most: "reached the loss already in the shortest schedule, so fewer steps may be "
+    "enough",
 }
 
 
@@ -126,7 +129,7 @@ class ClaimRow:
         if not self.claim_result.lengths:
             return shapes
         steps = listed(f"{length:,}" for length in self.claim_result.lengths)
-        return f"{shapes}; the baseline's ends after {steps} steps"
+        return f"{shapes}; the baseline trained for {steps} steps"
 
     @property
     def expected(self) -> str:
@@ -172,7 +175,7 @@ class ClaimRow:
         if reason in (Reason.below, Reason.above) and self.claim.scale is Scale.value:
             return f"{reason.value} the stated range"
         if reason is Reason.guard:
-            return f"its {', '.join(METRICS[name].title for name in verdict.failed)} is worse"
+            return f"the arm's {', '.join(METRICS[name].title for name in verdict.failed)} is worse"
         if reason is Reason.missing:
             return self._missing()
         if reason is Reason.refused:

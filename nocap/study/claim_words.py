@@ -108,7 +108,7 @@ def noise(declared: Declared | None) -> str:
     """Say which noise was declared; nothing, where none was used."""
     if declared is None:
         return ""
-    freedom = f"{declared.df:.3g}" if math.isfinite(declared.df) else "no limit to its"
+    freedom = f"{declared.df:.3g}" if math.isfinite(declared.df) else "unlimited"
     return (
         f", noise of a pair declared as {declared.sd:.3g} with {freedom} degrees of freedom "
         f"({declared.source})"

@@ -82,7 +82,7 @@ class Conductor:
         is_complete = not any(map(math.isnan, means.values()))
         picks = is_complete and math.isfinite(means[best])
         if self.run and not picks:
-            why = "one of its runs failed, or all its trials diverged"
+            why = "a run of the search failed, or all trials diverged"
             raise FailedError(f"the search of {arm} has no result: {why}")
         trials = list[TuningTrial]()
         for name, words in listed.items():
@@ -223,7 +223,8 @@ class Conductor:
                 self.failed.add(session.place)
             except KeyboardInterrupt as stop:
                 raise StoppedError(
-                    "stopped; finished runs and sessions are kept, and the same command goes on"
+                    "stopped; nocap keeps the finished runs and sessions, and the same "
+                    "command continues"
                 ) from stop
 
     def _wait(self, due_in_s: float) -> None:

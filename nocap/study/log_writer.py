@@ -44,7 +44,7 @@ class LogWriter:
         self.path = Path(plan.study.folder) / FILE
         self.writes = wanted and writable(self.path)
         if wanted and not self.writes:
-            consequence = "nothing is registered, and no README or results are left there"
+            consequence = "nocap registers no claims, and writes no README and no results there"
             say(f"{self.path.parent} cannot be written: {consequence}")
 
     def register(self) -> None:

@@ -58,7 +58,7 @@ def render(plan: StudyPlan) -> str:
     own = [run for run in runs if run.arm in plan.train]
     noise = sigma(_records(own))
     shown = f"{noise:.4f}, measured" if noise else "not known yet"
-    lines += ["", prose(f"sigma of one run's final loss: {shown}")]
+    lines += ["", prose(f"sigma (standard deviation) of one run's final loss: {shown}")]
     others = list[Record]()
     if study.seeds_of_lengths:
         others = records_in(plan.folder.parents[2])
@@ -107,7 +107,7 @@ def _sessions(first: StudyPlan) -> Iterator[str]:
         rows.append([session.name, ", ".join(session.arms), str(count), str(done)])
     if rows:
         yield str(Table(title="", columns=SESSIONS, rows=rows))
-        yield f"{first.at.apart_min:g} minutes apart"
+        yield f"time between sessions: {first.at.apart_min:g} minutes"
 
 
 def _analyses(plan: StudyPlan, study: Study) -> Iterator[str]:
@@ -116,7 +116,8 @@ def _analyses(plan: StudyPlan, study: Study) -> Iterator[str]:
     pairs = len(study.claims[0].seeds)
     if last > 1:
         yield (
-            f"{pairs} pairs in analysis 1; claims that it does not decide go on, to {last} analyses"
+            f"analysis 1 has {pairs} pairs; a claim that it does not decide gets more pairs, "
+            f"in at most {last} analyses"
         )
 
 

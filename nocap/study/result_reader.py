@@ -128,7 +128,7 @@ class _ResultReader:
         analyses = self.log.of(AnalysisLine, hash=hash, machine=self.machine)
         labels = list[str]()
         if not analyses:
-            labels.append(stored.exploratory or "not in its study's log")
+            labels.append(stored.exploratory or "not in the study's log")
         elif analyses[-1].exploratory:
             labels.append(analyses[-1].exploratory)
         rows = self.rows.get(stored.id, [])
@@ -136,7 +136,7 @@ class _ResultReader:
             verdict, rows, self.log, scale=self.file.scale, machine=self.machine
         )
         if sessions:
-            labels.append(f"its log has other figures of {listed(sessions)}")
+            labels.append(f"the study's log has other figures for {listed(sessions)}")
         label = "; ".join(labels) or None
         return Standing(hash=hash, at=stored.registered, exploratory=label, notes=stored.notes)
 

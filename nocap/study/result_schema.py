@@ -21,7 +21,7 @@ from nocap.metrics import Scale
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shape:
-    """The shape at which a verdict's figures were reached."""
+    """The shape at which a verdict's figures were measured."""
 
     layers: int
     width: int
@@ -34,7 +34,7 @@ class Shape:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Speed:
-    """The speed of an arm, a value a session."""
+    """The speed of an arm, one value for each session."""
 
     memory_mib: float | None
     tokens_per_s: list[float | None]
@@ -51,7 +51,7 @@ class FinalLosses:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArmFacts:
-    """An arm, as a reader judges its fairness."""
+    """An arm, with the facts by which a reader judges whether it had equal chances."""
 
     arm: str
     words: list[str]

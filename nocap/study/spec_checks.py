@@ -119,7 +119,7 @@ def _check_tune(study: Study) -> None:
     is_searched = tune != Tune()
     require(not is_searched or bool(tune.seeds), "tune.seeds", "have at least one seed", "none")
     shared = [seed for seed in tune.seeds if seed in study.seeds]
-    rule = "not be seeds of the study, because they would favour the arm that they chose"
+    rule = "not be seeds of the study, because the seeds that chose an arm favour this arm"
     require(not shared, "tune.seeds", rule, shared)
     if not is_searched:
         return
@@ -127,7 +127,7 @@ def _check_tune(study: Study) -> None:
     require(not bare, "tune.trials", "name every trained arm", ", ".join(bare))
     sizes = {len(trials) for trials in tune.trials.values()}
     is_even = len(sizes) == 1 and min(sizes) >= 2
-    rule = "give every arm equally many trials, at least two: fewer trials are a handicap"
+    rule = "give every arm the same number of trials, at least two, or the comparison is unfair"
     require(is_even, "tune.trials", rule, sizes)
 
 
@@ -189,4 +189,4 @@ def _check_override(override: str) -> None:
     if not override.startswith(ENGINE):
         name = parse_override(override).key_or_group
         if name.startswith(CLOSED):
-            raise ValueError(f"a study must not set {name}: the command sets the folders")
+            raise ValueError(f"a study must not set {name}, because the command sets it")

@@ -57,7 +57,7 @@ def standing_of(
     notes = list[str]()
     baseline = {used.name for used in older if used.arm != claim.arm}
     if baseline:
-        notes.append(f"older baseline: {shorten(sorted(baseline), most=2)}")
+        notes.append(f"measured with an older baseline: {shorten(sorted(baseline), most=2)}")
     of_machine = [line for line in own.lines if line.machine == machine]
     notes += _repeated(claim, of_machine, contents)
     notes += _analysed(own.of(AnalysisLine, hash=registration.hash), machine)
@@ -107,8 +107,8 @@ def _exploratory(at: str | None, results: Sequence[str], others: Collection[str]
         reasons.append(f"{after} {_counts(names)} ({shorten(names, most=2)})")
     if others:
         reasons.append(
-            f"its arms and metric were registered before with other ends, margins or seeds "
-            f"({len(others)})"
+            "its arms and metric were registered before with another expected range, other "
+            f"margins or other seeds ({len(others)})"
         )
     return "; ".join(reasons) or None
 
@@ -141,7 +141,7 @@ def _repeated(
     names = [name for name, different in outcomes.items() if len(different) > 1]
     if not names:
         return []
-    return [f"measured again, and otherwise: {shorten(names, most=2)}"]
+    return [f"measured again with another result: {shorten(names, most=2)}"]
 
 
 def _figures(line: RunLine | SessionLine) -> str:

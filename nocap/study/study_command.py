@@ -119,7 +119,9 @@ def _prepare(folder: Path, study: Study, options: Options) -> StudyPlan:
     """Return the plan of a study, with the sessions that the command line asks for."""
     study_pages.check_readme(folder)
     if not study.claims:
-        raise ValueError(f"{study.folder} has no claims: add --propose")
+        raise ValueError(
+            f"{study.folder} has no claims: add claims to its study.yaml, or type --propose"
+        )
     own_scale = scale_of(study, options)
     if options.sessions is not None:
         study = _with_sessions(study, own_scale, options.sessions)
@@ -148,7 +150,7 @@ def _carry_out(
     if run and source_of(folder) != folder:
         for name, file in files_of(plan.study).items():
             write_file(folder / name, file)
-            print(f"written: {folder / name}, as it comes with nocap")
+            print(f"written: {folder / name}, a copy from nocap's package")
     files = list[SessionFile]()
     if arguments.sessions_from:
         plan, files = bench_sessions.sessions_of(plan, arguments.sessions_from)

@@ -153,7 +153,9 @@ def _notes(result: StudyResult) -> list[str]:
     if result.limitations:
         notes.append(f"what this scale cannot show: {result.limitations}")
     if result.outdated:
-        notes.append(f"measured when the study asked otherwise: {', '.join(result.outdated)}")
+        notes.append(
+            f"measured before the study changed these claims: {', '.join(result.outdated)}"
+        )
     return notes
 
 
@@ -204,7 +206,10 @@ def check_readme(folder: Path) -> None:
     """
     path = folder / "README.md"
     has_mark = not path.exists() or f"{LEARNT}\n" in read_text(path)
-    rule = f"have the line '{LEARNT}', below which its author's text is kept"
+    rule = (
+        f"have the line '{LEARNT}': nocap keeps the text below this line, and writes the text "
+        "above it"
+    )
     require(has_mark, str(path), rule, "none")
 
 

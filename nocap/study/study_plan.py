@@ -144,7 +144,7 @@ def _check_lengths(plan: StudyPlan) -> None:
             continue
         base = study.against(claim)
         steps = plan.train[base].run.trainer.steps
-        rule = f"be the baseline's ({base}: {steps}) for a claim about {AT_EQUAL_LOSS}"
+        rule = f"be equal to the baseline's ({base}: {steps}) for a claim about {AT_EQUAL_LOSS}"
         sides = {arm: plan.train[arm] for arm in study.sides(claim)}
         arms = {**sides, **compose_trials(study, sides)}
         for name, side in arms.items():
@@ -235,7 +235,9 @@ def check_fair(arms: Mapping[str, Composed]) -> None:
     for name, config in configs.items():
         for key in dict.fromkeys((*baseline, *config)):
             value = baseline.get(key)
-            rule = f"be the baseline's ({first}: {value}), or losses mean different things"
+            rule = (
+                f"be equal to the baseline's ({first}: {value}), or the losses are not comparable"
+            )
             require(config.get(key) == value, f"arm {name}: {key}", rule, config.get(key))
 
 

@@ -171,7 +171,9 @@ def train(
             runner = Runner(replace(grid, cells=cells), devices, watch=watch)
             results |= runner.run()
             if runner.stopping:
-                raise StoppedError("stopped; finished runs are kept, and the same command goes on")
+                raise StoppedError(
+                    "stopped; nocap keeps the finished runs, and the same command continues"
+                )
     return results
 
 

@@ -69,7 +69,7 @@ def misfit(path: Path, *, model: nn.Module, identity: str | None = None) -> str 
     where that is given. Reads names and shapes, no tensor."""
     saved_by = state_of(path).get("run")
     if saved_by and identity and not saved_by.endswith(f"-{identity}"):
-        return f"it is of another run, {saved_by}"
+        return f"the checkpoint is from another run, {saved_by}"
     return difference(tensor_shapes(path / MODEL), model)
 
 

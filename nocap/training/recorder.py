@@ -189,8 +189,8 @@ class Recorder:
         if sigmas <= SIGMAS:
             return {}
         self.job.log(
-            f"spike at step {step}: loss {update.loss:.4f}, {sigmas:.1f} standard deviations up: "
-            f"{self._batch(step)}"
+            f"spike at step {step}: loss {update.loss:.4f}, {sigmas:.1f} standard deviations "
+            f"above normal: {self._batch(step)}"
         )
         return {"train/spike": sigmas}
 

@@ -96,8 +96,8 @@ def log_other_code(run: Run, known: Mapping[tuple[str, str], str], log: Log) -> 
     for file in run.outside_files():
         if known.get((file.group, file.name)) != file.sha256:
             log(
-                f"{file.path} is not the code that this run was trained with; its record has a "
-                "copy (--allow-code)"
+                f"{file.path} differs from the code that trained this run; --allow-code uses the "
+                "copy in the run's record"
             )
 
 
@@ -109,7 +109,8 @@ def check_finite(path: Path, tensors: Iterable[torch.Tensor]) -> None:
     """
     if not all(bool(t.isfinite().all()) for t in tensors):
         raise ValueError(
-            f"{path} must hold finite weights, got some that are not: the run diverged"
+            f"{path} must hold finite weights, got weights that are not finite, because the "
+            "run diverged"
         )
 
 

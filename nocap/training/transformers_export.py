@@ -21,7 +21,7 @@ from nocap.options.model import NormPlacement
 from nocap.store.file_writing import write_file
 from nocap.training.trained import Log, trained
 
-WITHOUT = "with --hf: no model of transformers has another"
+WITHOUT = "with --hf, because no model of transformers supports another value"
 OWN_KINDS = {"model": "gpt", "attention": "global", "norm": "norm", "mlp": "mlp"}
 
 
@@ -36,7 +36,10 @@ def export_hf(run_dir: Path, folder: Path, *, log: Log) -> dict[str, Any]:
     run, model, step = trained(run_dir, log=log)
     kind = architecture(run)
     if run.data.document_mask or run.position.restart:
-        log("transformers sees no ends of documents: its logits are the run's in a single document")
+        log(
+            "transformers does not see where documents end, so its logits are equal to the run's "
+            "only within one document"
+        )
     if kind == "gpt2":
         config, tensors = _gpt2(run, model)
     else:

@@ -313,7 +313,9 @@ class Judge:
         if key and key in self.expected and not key.startswith("nano-"):
             if key in self.open_records:  # which says that it has not ended
                 return True
-            return any(key in line or "grid.json: it lists other cells" in line for line in lines)
+            return any(
+                key in line or "grid.json: the file's cells do not match" in line for line in lines
+            )
         if any("; left out: " in line for line in lines):
             return True
         return self._mentions([line for line in lines if not line.startswith("  record")])

@@ -181,7 +181,7 @@ def test_a_run_that_was_cut_short_needs_the_config_of_its_manifest(
     asked = doors(here, record)["generate"]
     assert asked().code == 0
     edit(record / "config.yaml", "activation: gelu", "activation: relu2")
-    refused(asked(), "config.yaml is not the config of manifest.json")
+    refused(asked(), "config.yaml differs from the config in manifest.json")
     edit(record / "manifest.json", '"activation": "gelu"', '"activation": "relu2"')
     refused(asked(), "manifest.json has identity")
 

@@ -57,7 +57,7 @@ def read(path: Path, *, cut: bool = True) -> Iterator[Row]:
     try:
         names = [name.strip() for name in next(rows, [])]
         twice = [name for name, often in Counter(names).items() if name and often > 1]
-        require(not twice, "line 1", "name a column once", ", ".join(twice))
+        require(not twice, "line 1", "name each column once", ", ".join(twice))
         short = None  # a row with another number of cells, which only the last may be
         for cells in filter(None, rows):
             require(short is None, *(short or ("", "", 0)))
@@ -75,7 +75,7 @@ def read(path: Path, *, cut: bool = True) -> Iterator[Row]:
                 stripped = [DECIMAL.sub(r"\1.\2", x) for x in stripped]
             yield {**dict(zip(names, stripped, strict=True)), "line": rows.line_num}
     except csv.Error as error:
-        raise ValueError(f"line {rows.line_num} must be a line of a table ({error})") from None
+        raise ValueError(f"line {rows.line_num} must be a row of a CSV table ({error})") from None
     if short is not None:
         require(cut and short[2] < len(names), *short)
         raise CutError(f"{short[0]} has {short[2]} cells of {len(names)}, so nocap leaves it out")

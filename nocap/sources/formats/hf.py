@@ -53,7 +53,7 @@ def _state(path: Path) -> dict[str, Any]:
         try:
             state: dict[str, Any] = json.load(file)
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"it must be whole JSON ({error})") from None
+            raise ValueError(f"the file must be complete JSON ({error})") from None
     keys = {"global_step": int, "max_steps": int, "log_history": list}
     for key, kind in keys.items():
         require(

@@ -124,7 +124,9 @@ def _records(path: Path) -> Iterator[bytes]:
         ValueError: it is no such file, or damaged; what a kill cut off at its end is left out.
     """
     with path.open("rb") as file:
-        require(file.read(len(HEAD)) == HEAD, "it", "begin as a file of W&B does", "other bytes")
+        require(
+            file.read(len(HEAD)) == HEAD, "it", "begin with the header of a W&B file", "other bytes"
+        )
         content = b""
         at = len(HEAD)
         while True:
@@ -142,7 +144,7 @@ def _records(path: Path) -> Iterator[bytes]:
             require(
                 crc32(body, crc32(bytes([kind]))) == checksum,
                 f"byte {at}",
-                "begin a record whose checksum is right",
+                "begin a record with a correct checksum",
                 "damage",
             )
             content += body

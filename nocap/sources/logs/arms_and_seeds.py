@@ -43,8 +43,8 @@ from nocap.sources.logs.run_names import FILE_NAMES, FOLDER_NAMES, RUN_NAMES, Ru
 
 LEAST_RUNS = 2  # runs of an arm, of which numbers may be the seeds; and such arms
 FLAGS = (
-    "--names '{arm}/{seed}' says how paths name them, --columns arm=COLUMN,seed=COLUMN what "
-    "in the log does"
+    "name them with --names '{arm}/{seed}', the pattern of the paths, or with --columns "
+    "arm=COLUMN,seed=COLUMN, columns of the log"
 )
 
 
@@ -322,7 +322,8 @@ def _check_files(runs: Sequence[RunNames]) -> None:
     if several:
         raise ValueError(
             f"the arms may be the folders ({shorten(files)}) or the files in them "
-            f"({shorten(several[0])}): --names '{{arm}}/*' or --names '*/{{arm}}' says which"
+            f"({shorten(several[0])}): add --names '{{arm}}/*' for folders, or --names '*/{{arm}}' "
+            "for files"
         )
 
 
@@ -346,8 +347,8 @@ def _check_ids(runs: Sequence[RunNames], sources: Mapping[str, object], *, are_s
     if len(apart) > 1:
         names = shorten((run.title for run in apart), most=4)
         raise ValueError(
-            f"{names} differ only by a number, a hash or a time. This may name {len(apart)} arms, "
-            f"or runs of one arm, as nocap guesses; {FLAGS}"
+            f"{names} differ only by a number, a hash or a time. They may be {len(apart)} arms, "
+            f"or runs of one arm, and nocap does not guess; {FLAGS}"
         )
 
 

@@ -133,7 +133,7 @@ def _column(key: str, name: str) -> LogColumn:
     if ratio:
         return LogColumn(name=ratio[1], divisor=float(ratio[2]))
     if key in LOSSES:
-        rule = f"turn a perplexity into its logarithm, as in {key}=log({name})"
+        rule = f"take the logarithm of a perplexity, as in {key}=log({name})"
         require(not PERPLEXITY.search(name), "--columns", rule, f"{key}={name}")
     return LogColumn(name=name, divisor=_unit(name) if key == "train_s" else 1.0)
 
@@ -240,6 +240,6 @@ def number_of(key: str, value: object, columns: Columns, where: str) -> float:
     if x is None or not (math.isfinite(x) or key in LOSSES):
         raise ValueError(f"{where}: {key} must be a number, got {str(value)[:60]!r}")
     if key in LOSSES and -math.inf < x < 0:
-        hint = f"--columns {key}=NAME/-1 turns the sign of a log-likelihood"
+        hint = f"for a log-likelihood, change the sign with --columns {key}=NAME/-1"
         raise ValueError(f"{where}: {key} must be 0 or above, got {x:g} ({hint})")
     return x

@@ -109,7 +109,7 @@ def of_paths(paths: Sequence[str], format_name: str | None) -> tuple[list[LogFil
         kind = (
             f"logs of {format_name}"
             if format_name
-            else "runs of nocap's own, or logs that it reads"
+            else "runs of nocap, or logs that nocap can read"
         )
         raise ValueError(f"{shorten(paths)} must hold {kind}, got {'; '.join(map(_seen, paths))}")
     logs = list[LogFile]()
@@ -142,7 +142,7 @@ def _format(name: str) -> Format:
         content = runpy.run_path(str(path))
     except (Exception, SystemExit) as error:  # the file may raise anything
         raise ValueError(
-            f"--format {path} cannot be run: {type(error).__name__}: {' '.join(str(error).split())}"
+            f"--format {path} failed: {type(error).__name__}: {' '.join(str(error).split())}"
         ) from error
     ok = callable(content.get("read")) and isinstance(content.get("PATTERN"), str)
     require(
@@ -184,7 +184,7 @@ def _logs(path: str, forms: Sequence[Format], *, is_chosen: bool) -> list[tuple[
     ]
     pairs = _without_shadowed(pairs)
     names = dict.fromkeys(form.name for _, form in pairs)
-    rule = "hold logs of one format; --format says which to read"
+    rule = "hold logs of one format; choose the format with --format"
     require(len(names) < 2, path, rule, " and ".join(names))
     return pairs
 
@@ -243,9 +243,9 @@ def _seen(path: str) -> str:
         if form:
             formats[form.name] = None
     readers = (
-        "none in a format that nocap knows; write CSV with arm,seed,step,val_loss, or add "
-        "--format FILE.py"
+        "none in a format that nocap knows; write a CSV file with the columns "
+        "arm,seed,step,val_loss, or add --format FILE.py"
     )
     if formats:
-        readers = f"which --format {' or '.join(formats)} reads"
+        readers = f"which nocap reads with --format {' or '.join(formats)}"
     return f"{plural(len(files), 'file')} ({names}), {readers}"

@@ -74,7 +74,7 @@ def load_logs(
     # logs beside nocap's own runs are named there, and left out
     if not format and not all(map(_may_be_logs, paths)):
         has_options = bool(columns or hardware or names)
-        rule = "hold no runs of nocap's own, with --columns, --names or --hardware"
+        rule = "hold only logs of other trainers with --columns, --names or --hardware"
         require(not has_options, shorten(paths), rule, "some")
         return runs.load_runs(paths)
     logs, lines = of_paths(paths, format)
@@ -304,7 +304,8 @@ def _settle_lengths(every: Sequence[ImportedRun]) -> None:
             if end < least:
                 units = "steps" if axis == "step" else f"{axis}s".removesuffix("ss")
                 each.stop_short(
-                    f"unfinished: {end:,.4g} of {longest:,.4g} {units}, as others of its arm have"
+                    f"unfinished: {end:,.4g} of the {longest:,.4g} {units} that other runs of "
+                    "its arm have"
                 )
 
 
@@ -317,11 +318,11 @@ def _settle_finals(every: Sequence[ImportedRun]) -> list[str]:
         return []
     common = [name for name in names if all(name in each.run.finals for each in ended)]
     some = [name for name in names if name not in common]
-    beside = f"; not all have {shorten(some)}" if some else ""
+    beside = f"; some runs lack {shorten(some)}" if some else ""
     if not common:
         return [
-            f"runs have no final score in common, so their last validations are compared{beside}"
+            f"the runs have no common final score, so nocap compares their last validations{beside}"
         ]
     for each in ended:
         each.take_final(common[-1])
-    return [f"compared: {common[-1]}, the last score that all runs have{beside}"]
+    return [f"nocap compares {common[-1]}, the last score that all runs have{beside}"]

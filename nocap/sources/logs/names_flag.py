@@ -40,8 +40,15 @@ def _pattern_of(template: str) -> str:
     require(has_place, NAMES_FLAG, "hold {arm} or {seed}, as in '{arm}/{seed}'", template)
     fields = [piece for piece in pieces if piece.startswith("{")]
     for piece in fields:
-        require(piece in PATTERNS, NAMES_FLAG, "hold {arm}, {seed} and * alone", piece)
-        require(fields.count(piece) == 1, NAMES_FLAG, "hold each once", piece)
+        require(
+            piece in PATTERNS,
+            NAMES_FLAG,
+            "hold no other names than {arm} and {seed}, and no other wildcard than *",
+            piece,
+        )
+        require(
+            fields.count(piece) == 1, NAMES_FLAG, "hold {arm} and {seed} at most once each", piece
+        )
     return "".join(PATTERNS.get(piece, re.escape(piece)) for piece in pieces)
 
 

@@ -97,8 +97,8 @@ def make_records(every: Sequence[ImportedRun], found: Found, hardware: str | Non
     found.records = [record for record in found.records if record.identity not in repeated]
     for repeat, first in repeats:
         found.problems.append(
-            f"{repeat.name}: left out, because its losses are those of {first.name}: it is a copy, "
-            "or its trainer reads no seed"
+            f"{repeat.name}: left out, because its losses are equal to those of {first.name}. It "
+            "is a copy, or its trainer reads no seed"
         )
     _check_apart(found.records, by_record)
 
@@ -222,7 +222,7 @@ def _check_apart(records: Sequence[Record], runs_: dict[str, ImportedRun]) -> No
             continue
         raise ValueError(
             f"arm {record.arm}, seed {record.seed} has two runs with different losses, "
-            f"{other.name} and {record.name}: they are never averaged; "
+            f"{other.name} and {record.name}, and nocap does not average them; "
             f"{_apart(runs_[other.identity].run, runs_[record.identity].run)}{FLAGS}"
         )
 
@@ -239,6 +239,5 @@ def _apart(one: LogRun, other: LogRun) -> str:
     first = names[0]
     values = f"{one.common[first]} and {other.common[first]}"
     return (
-        f"they differ in {shorten(names)} ({values}), so --columns arm={first} may tell them "
-        f"apart; "
+        f"they differ in {shorten(names)} ({values}), so --columns arm={first} may separate them; "
     )

@@ -120,9 +120,9 @@ def _hint(names: Sequence[str]) -> str:
     """Say how a loss of another unit is read."""
     for name in names:
         if PERPLEXITY.search(name):
-            return f"; a perplexity is turned by --columns 'val_loss=log({name})'"
+            return f"; read a perplexity with --columns 'val_loss=log({name})'"
         if re.search(r"loss.*bits|bits.*loss", name):
-            return f"; bits are turned into nats by --columns val_loss={name}/{1 / math.log(2):.6f}"
+            return f"; read a loss in bits with --columns val_loss={name}/{1 / math.log(2):.6f}"
     return ""
 
 
@@ -136,19 +136,21 @@ def _lines_about(every: Sequence[LogRun], with_loss: Sequence[LogRun]) -> list[s
         if run.has_two_losses:
             columns = shorten(run.common) if run.common else "none of its columns"
             raise ValueError(
-                f"{title(run.facts) or 'it'} must have one loss a step, got several that differ "
-                f"(what is the "
-                f"same in all its rows: {columns}); --columns arm=NAME or run=NAME tells runs apart"
+                f"{title(run.facts) or 'the log'} must have one loss for each step, got several "
+                "that differ; name the column that separates the runs with --columns arm=NAME or "
+                f"run=NAME (columns with one value: {columns})"
             )
     if any(not run.has_clock for run in with_loss):
-        lines.append("its seconds go back, as after a resume, so nocap does not compare them")
+        lines.append("its seconds go back, as after a resume, so nocap does not compare its times")
     if any(len(run.points) > 1 and run.axis is None for run in with_loss):
         lines.append(
-            "its rows have no step, so nocap takes the last row as the end of the run; a table of "
-            "runs needs a column seed or run (--columns)"
+            "its rows have no step, so nocap uses the last row as the end of the run. If each row "
+            "is a run, name a column of seeds or runs (--columns seed=NAME or run=NAME)"
         )
     if any(run.axis == "call" for run in with_loss):
-        lines.append("W&B counts calls of log, not steps (if it is the step: --columns step=NAME)")
+        lines.append(
+            "W&B counts calls of log, not steps; if the count is the step, add --columns step=NAME"
+        )
     return lines
 
 

@@ -193,7 +193,10 @@ class LogRun:
         if not dropped:
             return None
         name = PLURALS.get(axis, axis)
-        return f"its {name} go back to {at:g}: {dropped} later rows before that are not used"
+        return (
+            f"its {name} go back to {at:g}, so nocap leaves out {dropped} earlier rows beyond "
+            "this point"
+        )
 
     def _go_on(self, numbers: Mapping[str, float]) -> None:
         """Take the numbers of a row; a loss stands for its row alone."""

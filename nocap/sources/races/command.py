@@ -168,7 +168,7 @@ def _why(code: int, log: Path, spent_s: float, timeout_s: float) -> str:
     """Say why a command did not end well, with the last lines of its output."""
     ended = f"exit code {code}"
     if spent_s >= timeout_s:
-        ended = f"no end after {timeout_s:g} s (--timeout)"
+        ended = f"the command did not end within {timeout_s:g} s (--timeout)"
     last = [text for _, text in output_lines(log.parent, log.name)][-TAIL:]
     return "\n".join([f"{ended}; see {log}", *(f"  {line}" for line in last)])
 
@@ -257,7 +257,9 @@ def _run_to_end(
             if not reader.is_alive():
                 process.stdout.close()
     if broken:
-        raise FailedError(f"its output cannot be written: {path} ({broken[0].strerror})")
+        raise FailedError(
+            f"nocap cannot write the command's output to {path} ({broken[0].strerror})"
+        )
     return process.returncode, peak
 
 

@@ -87,7 +87,10 @@ class MetricReader:
         )
         groups = set(pattern.groupindex)
         require(
-            bool(self.what.strip()), key, "be a pattern with a group, or a name", repr(self.what)
+            bool(self.what.strip()),
+            key,
+            "be a regular expression with one group, or a name",
+            repr(self.what),
         )
         require("value" in groups if groups else pattern.groups == 1, key, rule, self.what)
 
@@ -147,7 +150,7 @@ class MetricReader:
         Errors:
             FailedError: none, one that is no number, or with `finite` one that is not finite.
         """
-        where = self.file or f"what it printed, by {self.pattern.pattern!r}"
+        where = self.file or f"the command's output, which must match {self.pattern.pattern!r}"
         try:
             points = self.curve(folder)
             require(bool(points), self.name, f"be in {where}", "nothing")

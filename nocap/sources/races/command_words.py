@@ -28,7 +28,9 @@ def split_words(text: str, key: str) -> list[str]:
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise ValueError(f"{key} must be a command, with quotes in pairs, got {text!r}") from error
+        raise ValueError(
+            f"{key} must be a command in which each quote is closed, got {text!r}"
+        ) from error
     is_shells = any(Path(word).name in SHELLS for word in words)
     for match in SHELL_SYNTAX.finditer(text):
         own = match["own"]

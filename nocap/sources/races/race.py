@@ -162,9 +162,12 @@ class Race:
             was_raced = was_raced or (other is not None and [*other["arms"].values()] == arms)
         reasons = list[str]()
         if earlier:
-            reasons.append(f"{earlier} of its runs were there before it was registered")
+            reasons.append(f"{earlier} of its runs were there before the race was registered")
         if was_raced:
-            reasons.append("its arms were raced before with other seeds, metrics or ends")
+            reasons.append(
+                "its arms were raced before with other seeds, other metrics or another expected "
+                "range"
+            )
         return "; ".join(reasons)
 
     # --- runs -------------------------------------------------------------------------------------
@@ -251,7 +254,9 @@ class Race:
         if all(result(self.run_folder(arm, repeat)) for arm in self.arms):
             return
         session = self.question.session(repeat) + 1
-        self.log(f"waiting {self.apart_s / 60:g} minutes: session {session} of {self.sessions}")
+        self.log(
+            f"waiting {self.apart_s / 60:g} minutes before session {session} of {self.sessions}"
+        )
         time.sleep(self.apart_s)
 
     # --- rows and question ------------------------------------------------------------------------

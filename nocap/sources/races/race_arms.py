@@ -119,7 +119,10 @@ def _begin_here(
     if changed or program_of(arm.words, arm.cwd) != arm.files:
         shutil.rmtree(folder)
         what = changed[0] if changed else "its program"
-        raise FailedError(f"{what} was edited during the race (--ref races a copy of each version)")
+        raise FailedError(
+            f"{what} changed during the race; --ref avoids this, because it runs a copy of each "
+            "version"
+        )
 
 
 def prepared(arms: Sequence[Command], words: Sequence[str]) -> list[Command]:
@@ -165,7 +168,10 @@ def of_refs(
     trees = {ref: tree_of(commit, top, apart) for ref, commit in commits.items()}
     _check_differ(commands, trees)
     if HERE not in commits and is_dirty(top, apart):
-        say("note: the working tree has uncommitted changes, which only --ref . would race")
+        say(
+            "note: the race leaves out the uncommitted changes of the working tree; add --ref . "
+            "to race them"
+        )
     files = {ref: files_of(tree, top) for ref, tree in trees.items()}
     equal = [digest_of_locked(files, locked), digest_of_linked(links, top)]
     arms = list[Command]()
@@ -241,6 +247,9 @@ def _begin_version(
     if foreign or stamps_of(links, top) != stamps:
         shutil.rmtree(folder)
         if foreign:
-            what = f"{foreign[0]}, which is not of its worktree (an editable install?)"
-            raise FailedError(f"it loaded {what}")
-        raise FailedError("it changed a path of --link")
+            what = (
+                f"{foreign[0]}, which is outside the arm's worktree (is the package installed "
+                "with pip install -e?)"
+            )
+            raise FailedError(f"the command loaded {what}")
+        raise FailedError("the command changed a path of --link")

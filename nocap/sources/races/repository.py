@@ -35,7 +35,7 @@ def git(*words: str, at: Path, env: Mapping[str, str] | None = None) -> str:
         errors="replace",
     )
     if process.returncode:
-        last = (process.stderr.strip().splitlines() or ["it failed"])[-1]
+        last = (process.stderr.strip().splitlines() or ["git failed"])[-1]
         raise ValueError(f"git {words[0]} {words[-1]}: {last}")
     return process.stdout.strip()
 

@@ -101,7 +101,7 @@ def _answer(race: Race, result: RaceResult, first: RacedArm | None) -> str:
     metric = race.readers[0].metric
     base = race.arms[0].name
     if first is None:
-        return f"Nothing is shown to be better than {base} in {metric.name}"
+        return f"No arm is shown to be better than {base} in {metric.name}"
     facts = [first.word_with_reason]
     gain = _gain(first, metric)
     if gain:
@@ -140,19 +140,19 @@ def _stated(race: Race) -> Iterator[tuple[str, str]]:
         origin = f" of {reader.file}" if reader.file else ""
         yield "metric", f"{reader.what}{origin}; {reader.better.value} is better"
     for guard in race.guards:
-        yield "guard", f"{guard.reader.what} may be worse by {guard.margin:g} at most"
+        yield "guard", f"{guard.reader.what} may be worse by at most {guard.margin:g}"
     if race.expect is not None:
         yield "expected gain", _between(*race.expect)
     if race.target is not None:
         yield "target", f"{race.target:g}"
-    yield "seeds", f"from {race.first_seed} on" if race.seeded else "the commands take none"
+    yield "seeds", f"from {race.first_seed} on" if race.seeded else "the commands take no seed"
     if race.sessions > 1:
         yield (
             "sessions",
-            f"{race.sessions}, {race.apart_s:g} s apart, of {race.pairs} repeats in all",
+            f"{race.sessions}, {race.apart_s:g} s apart, with {race.pairs} repeats in total",
         )
     if race.jobs > 1:
-        yield "runs", "several at once, so that no time is known"
+        yield "runs", "several at once, so no times are compared"
 
 
 def _between(low: float, high: float) -> str:
@@ -220,7 +220,7 @@ def _forest(
     if not lines:
         return None
     side = "left" if lower else "right"
-    title = f"{metric.name} less {race.arms[0].name}'s; {side} is better"
+    title = f"{metric.name} minus {race.arms[0].name}'s; {side} is better"
     return forest.svg(lines, title=title, cut=True)
 
 

@@ -13,7 +13,7 @@ from nocap.report.figures_in_words import measured, values
 from nocap.report.table import Column, Table, TableCell, as_drawn
 from nocap.sources.races.race import Race, RaceOutcome
 
-START_UP = "Wall-clock includes start-up."
+START_UP = "The wall-clock time includes the start of the program."
 TEXT_COLUMNS = ("arm", "seed", "session")  # columns of the table of runs that hold no number
 
 
@@ -102,7 +102,10 @@ def _notes(race: Race, outcome: RaceOutcome) -> list[str]:
     """List what a reader must know before the verdicts."""
     notes = list[str]()
     if not race.seeded:
-        notes.append("Unpaired (Welch): the commands take no seed ({seed} or --reads-seed).")
+        notes.append(
+            "The intervals are unpaired (Welch), because the commands take no seed ({seed} or "
+            "--reads-seed)."
+        )
     if outcome.registration.exploratory:
         notes.append(f"exploratory: {outcome.registration.exploratory}")
     return notes
@@ -112,14 +115,18 @@ def _of_times(race: Race) -> str:
     """Say of which sessions times and memory are, and whether they have verdicts."""
     if race.jobs > 1:
         return (
-            f"Runs shared the machine (--jobs {race.jobs}): no times, and no verdict about costs."
+            f"The runs shared the machine (--jobs {race.jobs}), so nocap compares no times "
+            "and no other costs."
         )
     sessions = "one session"
     if race.sessions > 1:
         sessions = f"{race.sessions} sessions, {race.apart_s:g} s apart"
     if race.question.has_verdict(METRICS["wall_s"]):
-        return f"Times and memory are of {sessions}. {START_UP}"
-    return f"Times and memory are of {sessions}: no verdict; --sessions 3 makes one. {START_UP}"
+        return f"Times and memory are from {sessions}. {START_UP}"
+    return (
+        f"Times and memory are from {sessions}, so they have no verdict; --sessions 3 gives them "
+        f"verdicts. {START_UP}"
+    )
 
 
 def every_run(runs: Sequence[Mapping[str, object]], costs: Sequence[Metric]) -> Table:

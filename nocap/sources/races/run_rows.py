@@ -14,7 +14,7 @@ from nocap.metrics import Better, Metric
 from nocap.sources.races.command_output import MetricReader, result
 from nocap.store.measurement import Ending, Measurement
 
-NOT_REACHED = "it never came to the target"
+NOT_REACHED = "the run never reached the target"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -104,7 +104,8 @@ class Campaign:
         """
         number = len(self.proposals) + 1
         rule = (
-            f"be at most {MOST_PROPOSALS} proposals of a study, because its error budget ends there"
+            f"be at most {MOST_PROPOSALS} proposals of a study, because its error budget is "
+            "for no more"
         )
         require(number <= MOST_PROPOSALS, "--propose", rule, f"proposal {number}")
         self._add(ProposalLine(arm=arm, overrides=list(overrides), number=number))

@@ -47,7 +47,7 @@ def of_overrides(
         scale in study.scales, "scale", f"be one of the study's {', '.join(study.scales)}", scale
     )
     if study.tune.trials:
-        raise ValueError("tune does not work with propose, which searches nothing")
+        raise ValueError("tune does not work with propose, because propose does not search")
     at = study.scales[scale]
     overrides = training_overrides(at, output_dir, steps)
     baseline = compose_arms(study, at, [study.baseline], overrides)[study.baseline]

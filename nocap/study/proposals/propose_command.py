@@ -42,7 +42,7 @@ def propose(arguments: argparse.Namespace) -> int:
                 arguments.answer(answer_json(line))
         except KeyboardInterrupt as stop:  # wherever it comes, also between two runs
             raise StoppedError(
-                "paused; runs that ended are kept, and the same command goes on"
+                "paused; nocap keeps the runs that ended, and the same command continues"
             ) from stop
     return EXIT_CODES["finished"]
 
