@@ -37,9 +37,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m nocap.profile", usage=USAGE, description=ABOUT, allow_abbrev=False
-    )
+    parser = argparse.ArgumentParser(prog="python -m nocap.profile", usage=USAGE, description=ABOUT)
     add = parser.add_argument
     add(
         "overrides",

@@ -13,7 +13,7 @@ from nocap.config.errors import FailedError
 from nocap.config.keys import require
 from nocap.config.overrides import parse_override
 from nocap.config.run import Run
-from nocap.sources.command_words import split_words
+from nocap.sources.races.command_words import split_words
 from nocap.store.identity import config_that_counts
 from nocap.store.record_files import digest
 from nocap.store.source_hashes import source_hashes
