@@ -1,21 +1,27 @@
 """Where a grid's cells run: a pool of local devices, and a cluster's jobs. Whatever the place, the
 records are the same."""
 
+import ctypes
+import importlib
 import json
 import os
 import re
 import signal
+import sys
 from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
 
+from nocap import config
 from nocap.config import hardware
 from nocap.config.compose import compose
-from nocap.config.trainer import Device
+from nocap.config.trainer import Device, Precision
 from nocap.launch import attempt, workers
+from nocap.launch.chosen_launcher import plan_grid_for
 from nocap.launch.plan import plan
 from nocap.launch.this_machine import ThisMachine, one_at_a_time
+from nocap.options.launcher import OfCluster, Target
 from tests.attempts import wait_until
 from tests.conftest import SMALL
 from tests.grids import ARMS, CELL, Background, records, summaries
@@ -340,3 +346,52 @@ def test_a_target_plans_for_a_machine_that_is_not_here(tmp_path):
     trainer = parts["config"]["trainer"]
     assert trainer["precision"] == "bf16"
     assert trainer["compile"] == "regional"
+
+
+def driver_of_an_a100(name):
+    """A CUDA driver with one GPU."""
+    assert name == "libcuda.so.1"
+
+    def count(number):
+        number._obj.value = 1
+        return 0
+
+    def attribute(part, code, index):
+        part._obj.value = {75: 8, 76: 0}[code]
+        return 0
+
+    return SimpleNamespace(
+        cuInit=lambda flags: 0,
+        cuDeviceGetCount=count,
+        cuDeviceGetName=lambda name, length, index: 0,
+        cuDeviceGetAttribute=attribute,
+    )
+
+
+@pytest.mark.parametrize("target_first", [True, False])
+def test_the_gpu_here_has_a_capability_and_decides_for_no_other_machine(monkeypatch, target_first):
+    """Whichever is asked for first, in a process that has asked for neither."""
+    monkeypatch.setattr(ctypes, "CDLL", driver_of_an_a100)
+    monkeypatch.setattr(config, "hardware", hardware)
+    monkeypatch.delitem(sys.modules, hardware.__name__)
+    fresh = importlib.import_module(hardware.__name__)
+    if not target_first:
+        assert fresh.capability() == (8, 0)
+    with fresh.target("NVIDIA H100 80GB HBM3", "9.9"):
+        assert fresh.capability() is None
+    assert fresh.capability() == (8, 0)
+
+
+@pytest.mark.parametrize("word", ["trainer.cuda_graphs=true", "model.fp8_head=true"])
+def test_a_grid_for_a_clusters_gpus_has_what_only_they_can_do(tmp_path, monkeypatch, word):
+    """Planned on a machine without a GPU."""
+    monkeypatch.setattr(hardware, "cuda_devices", lambda: ())
+    words = [each for each in CELL if not each.startswith("trainer.precision=")]
+    launcher = OfCluster(kind="a", target=Target(device=Device.cuda, name="NVIDIA H100"))
+    cells = [(*words, word, f"output_dir={tmp_path}", f"seed={seed}") for seed in (0, 1)]
+    grid = plan_grid_for(cells, ["seed"], launcher)
+    assert len(grid.cells) == 2
+    for cell in grid.cells:
+        assert cell.plan.run.trainer.device is Device.cuda
+        assert cell.plan.run.trainer.precision is Precision.bf16
+        assert word in cell.overrides

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from nocap import outside
 from nocap.config import hardware
-from nocap.config.compose import Composed, composed
+from nocap.config.compose import Composed, composed, defaults_in
 from nocap.config.explain import one_line_errors
 from nocap.config.flags import TIME, GridFlags
 from nocap.config.keys import check_keys, require
@@ -108,10 +108,9 @@ def _on_cluster(
     """Return the grid as runs on the machines of a cluster."""
 
     def compose(words: Sequence[str]) -> Composed:
-        here = composed(words)
-        keys = [key for key in here.defaults if key in MACHINE]
-        of_target = _of_machine(target, keys)
-        return composed([*words, *of_target]) if of_target else here
+        # what fits the target alone is refused here, so it decides first
+        keys = [key for key in defaults_in(words) if key in MACHINE]
+        return composed([*words, *_of_machine(target, keys)])
 
     with hardware.target(target.name, target.torch):
         grid = plan_grid(
