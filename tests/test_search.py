@@ -20,6 +20,7 @@ from nocap.config.trainer import Device, Sampler, Search
 from nocap.launch import search as searching
 from nocap.launch.multirun import multirun
 from nocap.launch.plan import Plan
+from nocap.launch.run_folder import End
 from nocap.launch.search import options_in, plan_search
 from nocap.launch.search_space import describe, ends, propose, space_of, words_of
 from nocap.launch.this_machine import ThisMachine, one_at_a_time
@@ -235,8 +236,8 @@ class Trainer:
         self.trained: list[str] = []
         self.kill_at: int | None = None
 
-    def outcome(self, plan):
-        return self.ends.get(plan.identity)
+    def end(self, plan):
+        return End(summary=self.ends.get(plan.identity))
 
     def __call__(self, grid, executor, *, more=tuple, total=0):
         self.grid = grid
@@ -273,7 +274,7 @@ def fake(monkeypatch):
     def made(loss):
         trainer = Trainer(loss)
         monkeypatch.setattr(searching, "Runner", trainer)
-        monkeypatch.setattr(Plan, "ended_summary", lambda plan: trainer.outcome(plan))
+        monkeypatch.setattr(Plan, "end", lambda plan: trainer.end(plan))
         return trainer
 
     return made

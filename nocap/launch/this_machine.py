@@ -12,7 +12,7 @@ from typing import ClassVar
 from nocap.config import hardware
 from nocap.config.run import Run
 from nocap.config.trainer import Device
-from nocap.launch.attempt import Attempt, earlier_end, hold
+from nocap.launch.attempt import Attempt, clean_if_ended, hold
 from nocap.launch.executor import Executor, Work
 from nocap.launch.first_screen import overruled
 from nocap.launch.fork_server import AVAILABLE, ForkServer
@@ -104,7 +104,7 @@ class ThisMachine(Executor):
             return None
         with ExitStack() as undo:
             lease = undo.enter_context(hold(cell.plan))
-            result = earlier_end(cell.plan)
+            result = clean_if_ended(cell.plan)
             if result is not None:
                 return result
             if self.server is None:

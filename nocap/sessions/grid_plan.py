@@ -83,7 +83,7 @@ def _arms(grid: Grid) -> list[ArmCells]:
         cells.setdefault(name, []).append(cell)
     arms = list[ArmCells]()
     for name, of_arm in cells.items():
-        to_train = [cell for cell in of_arm if cell.plan.outcome() is None]
+        to_train = [cell for cell in of_arm if cell.plan.end().is_open]
         arms.append(ArmCells(name=name, cells=of_arm, to_train=to_train))
     return arms
 

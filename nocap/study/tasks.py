@@ -160,7 +160,7 @@ def train(
         StoppedError: somebody asked to stop.
     """
     results: dict[str, RunResult] = {}
-    if not any(run.plan.outcome() is None for run in runs):
+    if not any(run.plan.end().is_open for run in runs):
         return results
     grid = grid_of(runs, label)
     grid.write()
