@@ -310,8 +310,9 @@ def test_a_killed_search_goes_on_with_the_trials_that_it_would_have_had(tmp_path
     for trainer.kill_at in (0, 12, None):
         with pytest.raises(Kill) if trainer.kill_at is not None else nullcontext():
             carried(a_search(tmp_path / "cut", search))
-    again = a_search(tmp_path / "cut", search).trials()
-    assert [(trial.words, trial.val_loss) for trial in again] == whole
+    again = a_search(tmp_path / "cut", search)
+    again.update()
+    assert [(trial.words, trial.val_loss) for trial in again.trials()] == whole
     # each once
     expected = list(range(1, 14))
     numbers = sorted(int(label.split()[1].rstrip(":")) for label in trainer.trained)
@@ -417,7 +418,9 @@ def test_a_pool_asks_for_batches_and_a_kill_changes_none(tmp_path, fake):
     for trainer.kill_at in (2, 13, None):
         with pytest.raises(Kill) if trainer.kill_at else nullcontext():
             carried(a_search(tmp_path / "cut", search), pool)
-    assert [trial.words for trial in a_search(tmp_path / "cut", search).trials()] == whole
+    again = a_search(tmp_path / "cut", search)
+    again.update()
+    assert [trial.words for trial in again.trials()] == whole
 
 
 WRONG_ENDS = [

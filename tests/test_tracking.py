@@ -257,18 +257,18 @@ def test_cells_are_told_apart_by_what_their_grid_sweeps(
     assert not trackers
     for plan in plans:
         MirrorPlace(id=plan.identity).write(made_folder(plan.run_dir))
-    (line,) = send_left(plans, grid.folder)
+    line = send_left(plans, grid.folder)
     command = f"python -m nocap.runs sync out/grids/{grid.name}"
     assert line == f"not uploaded: 2 of 2 runs; this command sends the rest: {command}"
     MirrorPlace(id="grid").write(made_folder(grid.folder))
-    (line,) = send_left(plans, grid.folder)
+    line = send_left(plans, grid.folder)
     assert (
         line
         == f"not uploaded: 2 of 2 runs and the comparison; this command sends the rest: {command}"
     )
     for plan in plans:
         MirrorPlace(id=plan.identity, complete=True).write(plan.run_dir)
-    (line,) = send_left(plans, grid.folder)
+    line = send_left(plans, grid.folder)
     assert line == f"not uploaded: the comparison; this command sends the rest: {command}"
 
 

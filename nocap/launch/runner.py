@@ -228,20 +228,27 @@ class Runner:
         if self._bar.disable or time.monotonic() <= self._draw_time + REFRESH_S:
             return
         self._draw_time = time.monotonic()
-        self._time_left()
+        self._bar.n = self._steps()
+        self._bar.total = self._total_steps()
         labels = [cell.label for cell, _ in self._running]
         self._bar.set_postfix_str(shorten(labels, most=3))
 
-    def _time_left(self) -> str:
-        """Return the time that is left at the speed so far. The bar gets the steps of all cells."""
+    def _steps(self) -> int:
+        """Return the steps that all cells have made."""
+        return self._end_steps + sum(last_step(cell) for cell, _ in self._running)
+
+    def _total_steps(self) -> int:
+        """Return the steps that all cells have in the end."""
         running = [cell for cell, _ in self._running]
-        steps = self._end_steps + sum(map(last_step, running))
         unfinished = (*running, *self._waiting, *self._elsewhere)
-        total = self._end_steps + sum(cell.plan.run.trainer.steps for cell in unfinished)
-        self._bar.n = steps
-        self._bar.total = total
+        return self._end_steps + sum(cell.plan.run.trainer.steps for cell in unfinished)
+
+    def _time_left(self) -> str:
+        """Return the time that is left at the speed so far."""
+        steps = self._steps()
+        left = self._total_steps() - steps
         spent_s = time.monotonic() - self._start_time
-        return time_left(steps - self._first_steps, total - steps, spent_s)
+        return time_left(steps - self._first_steps, left, spent_s)
 
     def _log(self, cell: Cell, event: str, *more: str | None) -> None:
         """Print a line about a cell."""

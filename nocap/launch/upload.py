@@ -4,7 +4,7 @@ sync` and a grid's end do."""
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -88,29 +88,31 @@ def tracker_of(config: Mapping[str, Any]) -> Tracker:
     return composed([]).run.tracker
 
 
-def send_left(plans: Sequence[Plan], grid: Path) -> Iterator[str]:
-    """Send what the server lacks of a grid's runs, and yield a line about what is left of them and
-    of the comparison: a server that fails once is not asked again."""
+def send_left(plans: Sequence[Plan], grid: Path) -> str | None:
+    """Send what the server lacks of a grid's runs, and return a line about what is left of them and
+    of the comparison; None: nothing. A server that fails once is not asked again."""
     if not plans:
-        return
+        return None
     tracker = plans[0].run.tracker
     waiting = [plan.run_dir for plan in plans if has_unsent(plan.run.tracker, plan.run_dir)]
     if waiting and tracker.sends_now():
-        waiting = list(_unsent(waiting))
+        waiting = _send_runs(waiting)
     lacking = list[str]()
     if waiting:
         lacking.append(f"{len(waiting)} of {plural(len(plans), 'run')}")
     if has_unsent(tracker, grid):
         lacking.append("the comparison")
-    if lacking:
-        command = f"python -m nocap.runs sync {shlex.quote(shown(grid))}"
-        yield f"not uploaded: {' and '.join(lacking)}; this command sends the rest: {command}"
+    if not lacking:
+        return None
+    command = f"python -m nocap.runs sync {shlex.quote(shown(grid))}"
+    return f"not uploaded: {' and '.join(lacking)}; this command sends the rest: {command}"
 
 
-def _unsent(waiting: Sequence[Path]) -> Iterator[Path]:
-    """Send these runs, and yield those that its server does not have then."""
+def _send_runs(folders: Sequence[Path]) -> list[Path]:
+    """Send these runs, and return those that the server does not have then."""
+    left = list[Path]()
     answers = True
-    for folder in waiting:
+    for folder in folders:
         is_sent = False
         if answers:
             try:
@@ -121,7 +123,8 @@ def _unsent(waiting: Sequence[Path]) -> Iterator[Path]:
             except ValueError:  # of this run alone
                 is_sent = False
         if not is_sent:
-            yield folder
+            left.append(folder)
+    return left
 
 
 # --- a grid's comparison --------------------------------------------------------------------------
