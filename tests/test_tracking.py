@@ -421,7 +421,7 @@ def test_comparison_is_a_run_with_a_table_and_the_report(run_dir: Path) -> None:
 from nocap.judge.comparison_json import result_of
 from nocap.judge.comparison_schema import to_json
 from nocap.report.flat_rows import tables_of
-from nocap.store.tracking import track_comparison
+from nocap.store.tracking import ComparisonFacts, track_comparison
 from tests.made_grid import made
 comparison = to_json(result_of(made(3, broken=False)))
 Path("report.html").write_text("the report")
@@ -429,7 +429,9 @@ tracker = Wandb(project="p", entity=None, group=None, mode=WandbMode.offline, in
 facts = RunFacts(identity="grid-1", name="grid", arm="comparison", seed=0, run_dir=Path.cwd(),
     config={}, group="grid")
 tables = tables_of(made(3, broken=False))
-track_comparison(tracker, facts, tables=tables, report=Path("report.html"), summary={})
+track_comparison(
+    tracker, ComparisonFacts(facts=facts, tables=tables, report=Path("report.html"), summary={})
+)
 arms = [[a["label"], a["n"], a["val_loss"], (a["difference"] or {}).get("verdict", "baseline")]
     for a in comparison["arms"]]
 levels = [[f"{f['key']}={l['level']}", f["baseline"],

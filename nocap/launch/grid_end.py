@@ -140,7 +140,7 @@ def _compare(grid: Grid) -> bool:
         tracker = grid.cells[0].plan.run.tracker
         if is_new:
             facts = comparison_facts(grid.folder, comparison)
-            address = track_comparison(tracker, **facts, report=grid.folder / REPORT)
+            address = track_comparison(tracker, facts)
             if address and not has_unsent(tracker, grid.folder):
                 print(f"tracker: {address}")
         folders = {cell.label: cell.plan.run_dir for cell in grid.cells}

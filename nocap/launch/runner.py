@@ -14,7 +14,7 @@ from dataclasses import replace
 from nocap.config.outgoing_text import trusted
 from nocap.display import shorten, time_left
 from nocap.launch.attempt import clean, clean_if_ended
-from nocap.launch.executor import Executor, Work
+from nocap.launch.executor import Executor, JobEnd, Work
 from nocap.launch.grid import Cell, Grid
 from nocap.launch.run_result import RunResult
 from nocap.launch.signals import stop_handler
@@ -43,9 +43,9 @@ def clean_ended(cells: Iterable[Cell]) -> dict[str, RunResult]:
     return results
 
 
-def _result_elsewhere(cell: Cell, *, reason: str) -> RunResult:
-    """Return how a cell ended that another machine trained, from its record; `reason`: why it has
-    none."""
+def _result_of(cell: Cell, job: JobEnd) -> RunResult:
+    """Return from its record how a cell ended that another machine trained, and clean its
+    folder."""
     end = cell.plan.end()
     if end.summary is not None:
         clean(cell.plan)
@@ -57,7 +57,7 @@ def _result_elsewhere(cell: Cell, *, reason: str) -> RunResult:
     try:
         summary = read_json(cell.plan.run_dir / SUMMARY)
         if not summary:
-            return RunResult(status=RunStatus.waiting, reason=reason, trained=True)
+            return RunResult(status=RunStatus.waiting, reason=job.reason, trained=True)
         return RunResult.of(summary, trained=True)
     except ValueError as error:
         return _failed(error)
@@ -201,8 +201,8 @@ class Runner:
             if result is None:
                 continue
             self._running.remove((cell, work))
-            if isinstance(result, str):
-                result = _result_elsewhere(cell, reason=result)
+            if isinstance(result, JobEnd):
+                result = _result_of(cell, result)
             if result.taken_over:
                 self._put_off(cell, result.reason)
             else:

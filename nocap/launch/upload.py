@@ -25,7 +25,7 @@ from nocap.store.record import Record, read_record
 from nocap.store.record_files import CONFIG, ROWS, digest
 from nocap.store.rows_file import RowsFile
 from nocap.store.runs import load_runs
-from nocap.store.tracking import has_unsent, send, send_comparison
+from nocap.store.tracking import ComparisonFacts, has_unsent, send, send_comparison
 
 if TYPE_CHECKING:
     from nocap.judge.comparison import Comparison
@@ -140,17 +140,16 @@ def send_grid(folder: Path) -> TrackerSession | None:
     """
     from nocap.judge.compare import compare
 
-    report = folder / REPORT
-    if not report.is_file():
+    if not (folder / REPORT).is_file():
         return None
     found = load_runs([folder])
     require(bool(found.records), str(folder), "have runs that can be read", "none")
     tracker = tracker_of(config_of(found.records[0]))
-    return send_comparison(tracker, **comparison_facts(folder, compare(found)), report=report)
+    return send_comparison(tracker, comparison_facts(folder, compare(found)))
 
 
-def comparison_facts(folder: Path, comparison: Comparison) -> dict[str, Any]:
-    """Return what a tracker gets of a grid's comparison, which is a run of the grid's group."""
+def comparison_facts(folder: Path, comparison: Comparison) -> ComparisonFacts:
+    """Return what a tracker gets of the comparison of the grid in a folder."""
     from nocap.report.flat_rows import tables_of
 
     facts = RunFacts(
@@ -165,4 +164,6 @@ def comparison_facts(folder: Path, comparison: Comparison) -> dict[str, Any]:
         born=min(record.started for record in comparison.records),
     )
     summary = {"arms": len(comparison.arms), "runs": len(comparison.runs)}
-    return {"facts": facts, "tables": tables_of(comparison), "summary": summary}
+    return ComparisonFacts(
+        facts=facts, tables=tables_of(comparison), report=folder / REPORT, summary=summary
+    )
