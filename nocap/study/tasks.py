@@ -129,7 +129,10 @@ def grid_of(runs: Sequence[Training], label: str) -> Grid:
         words.append(f"seed={run.seed}")
         own = replace(requests[run.plan.arm], length_of=run.length_of)
         plan = replace(run.plan, grid=name, swept=swept, request=own)
-        cells.append(Cell(overrides=run.composed.overrides, label=" ".join(words), plan=plan))
+        cell = Cell(
+            overrides=run.composed.overrides, label=" ".join(words), plan=plan, varied=tuple(words)
+        )
+        cells.append(cell)
     folder = runs[0].plan.run_dir.parents[1] / "grids" / name
     return Grid(name=name, folder=folder, swept=swept, cells=tuple(cells))
 
