@@ -39,6 +39,7 @@ from nocap.launch.worker_failure import cut_attempt_short, report_failure, tell_
 from nocap.model.compiled import compiler_failed
 from nocap.model.gpt import build_model, count_parameters
 from nocap.options.tracker import TrackerSession
+from nocap.store.attempt_entry import attempts_in
 from nocap.store.record_files import (
     CONFIG,
     MANIFEST,
@@ -206,7 +207,7 @@ def job_of(
         world=world,
         started=started,
         keeps_last=keeps_last(manifest, run.trainer),
-        spent_s=manifest["attempts"][-1]["spent_s"],
+        spent_s=attempts_in(manifest)[-1].spent_s,
         teacher_s=sum(teacher["train_s"] for teacher in manifest["teachers"].values()),
     )
 
