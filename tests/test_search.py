@@ -15,7 +15,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from optuna.trial import create_trial
 
 from nocap.config.compose import composed
-from nocap.config.flags import GridFlags
+from nocap.config.flags import GridFlags, parse
 from nocap.config.trainer import Device, Sampler, Search
 from nocap.launch import search as searching
 from nocap.launch.multirun import multirun
@@ -48,6 +48,13 @@ def test_the_words_of_a_search_are_taken_from_a_grids():
     assert others == ["attention=gqa", LR]
     assert options_in(["attention=gqa,mha"]) == (None, ["attention=gqa,mha"])
     assert options_in(["search=tpe"])[0] == Search(sampler=Sampler.tpe)
+
+
+def test_a_search_is_asked_for_with_a_plus_too():
+    words = ["+search=tpe", "+search.trials=3"]
+    assert options_in([*words, "+seed=4"]) == (Search(sampler=Sampler.tpe, trials=3), ["+seed=4"])
+    assert parse(words).is_grid
+    assert not parse(["+seed=4", "seed.search=1"]).is_grid
 
 
 WRONG_SEARCHES = [

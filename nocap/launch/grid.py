@@ -14,10 +14,10 @@ from nocap.config.arm_defaults import as_baseline, as_in
 from nocap.config.compose import Composed
 from nocap.config.defaults import BEYOND_GRAPHS
 from nocap.config.keys import is_fault
+from nocap.config.overrides import key_of
 from nocap.judge.equal_loss import STEPS
 from nocap.launch.plan import Datasets, Plan, plan
 from nocap.launch.seed_request import seed_requests
-from nocap.launch.sweep import key_of
 from nocap.store.file_writing import delete, unfinished
 from nocap.store.record_files import digest, write_json
 from nocap.store.runs import GRID

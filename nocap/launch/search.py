@@ -24,7 +24,7 @@ from nocap.config.compose import Composed
 from nocap.config.defaults import BEYOND_GRAPHS
 from nocap.config.explain import one_line_errors
 from nocap.config.keys import is_fault, require
-from nocap.config.overrides import parse_override
+from nocap.config.overrides import is_of_search, parse_override
 from nocap.config.plain import dataclass_from
 from nocap.config.trainer import Search
 from nocap.display import plural
@@ -54,14 +54,14 @@ def options_in(words: Sequence[str]) -> tuple[Search | None, list[str]]:
     of_search = list[str]()
     others = list[str]()
     for word in words:
-        override = parse_override(word)
-        if re.match(r"search(\.|=)", str(override.input_line)):
+        parse_override(word)
+        if is_of_search(word):
             of_search.append(word)
         else:
             others.append(word)
     if not of_search:
         return None, others
-    keys = [word.replace("search=", "search.sampler=") for word in of_search]
+    keys = [re.sub(r"^search=", "search.sampler=", word.lstrip("+")) for word in of_search]
     tree: Any = OmegaConf.from_dotlist(keys)
     return dataclass_from(Search, tree.search, "search."), others
 

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 
 from nocap.config.compose import Composed
 from nocap.config.errors import StoppedError
+from nocap.config.overrides import key_of
 from nocap.judge.claim import Rule
 from nocap.launch.grid import Cell, Grid
 from nocap.launch.plan import Datasets, Plan
@@ -17,7 +18,6 @@ from nocap.launch.plan import plan as planned
 from nocap.launch.run_result import RunResult
 from nocap.launch.runner import Runner
 from nocap.launch.seed_request import seed_requests
-from nocap.launch.sweep import key_of
 from nocap.launch.this_machine import ThisMachine
 from nocap.sessions.places import BENCH, CURVE, DECODING, PACE, PARTS, PLACES
 from nocap.sessions.session import Session
