@@ -16,9 +16,10 @@ import pytest
 from nocap import config
 from nocap.config import hardware
 from nocap.config.compose import compose
+from nocap.config.flags import GridFlags
 from nocap.config.trainer import Device, Precision
 from nocap.launch import attempt, workers
-from nocap.launch.chosen_launcher import plan_grid_for
+from nocap.launch.chosen_launcher import check_flags, plan_grid_for
 from nocap.launch.plan import plan
 from nocap.launch.this_machine import ThisMachine, one_at_a_time
 from nocap.options.launcher import OfCluster, Target
@@ -121,10 +122,10 @@ REFUSED = [
     (("hydra/launcher=pool", "hydra.launcher.jbs=1"), "hydra.launcher.jbs is no key"),
     (("hydra.sweeper.max_batch_size=1",), "hydra.sweeper.max_batch_size must not be set"),
     (("hydra.sweep.dir=mine",), "hydra.sweep.dir must not be set"),
-    (("--detach",), "--detach works only with hydra/launcher=slurm"),
+    (("--detach",), "--detach works only with a launcher that has a queue"),
     (
         ("--fail-fast", "hydra/launcher=slurm"),
-        "--fail-fast does not work with hydra/launcher=slurm",
+        "--fail-fast does not work with hydra/launcher=slurm: its queue starts the cells",
     ),
     (
         ("hydra/launcher=ray", "hydra.launcher.target.name=Other", "--plan"),
@@ -144,6 +145,16 @@ def test_what_a_launcher_cannot_run_is_refused_in_a_line(tmp_path, here, words, 
     assert len(done.err.splitlines()) == 1, done
     assert expected in done.err, done
     assert not list(tmp_path.glob("outputs/runs"))
+
+
+def test_a_queue_of_somebody_elses_is_named_by_its_own_launcher():
+    class Pbs(OfCluster):
+        has_queue = True
+
+    launcher = Pbs(kind="pbs")
+    check_flags(launcher, GridFlags(detach=True))
+    with pytest.raises(ValueError, match="hydra/launcher=pbs: its queue starts the cells"):
+        check_flags(launcher, GridFlags(fail_fast=True))
 
 
 # --- other machines -------------------------------------------------------------------------------

@@ -55,10 +55,11 @@ def check_flags(launcher: Launcher | None, flags: GridFlags) -> None:
     """
     in_queue = launcher is not None and launcher.has_queue
     if flags.detach and not in_queue:
-        raise ValueError("--detach works only with hydra/launcher=slurm")
-    if flags.fail_fast and in_queue:
-        line = "--fail-fast does not work with hydra/launcher=slurm: Slurm's queue starts the cells"
+        line = "--detach works only with a launcher that has a queue, such as hydra/launcher=slurm"
         raise ValueError(line)
+    if flags.fail_fast and launcher is not None and launcher.has_queue:
+        chosen = f"hydra/launcher={launcher.kind}"
+        raise ValueError(f"--fail-fast does not work with {chosen}: its queue starts the cells")
     if flags.time is not None and _machines(launcher) is not None:
         raise ValueError(f"{TIME} does not work on a cluster: it times the arms on this machine")
 

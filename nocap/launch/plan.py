@@ -10,6 +10,7 @@ from typing import Any
 
 from nocap.config import hardware
 from nocap.config.keys import flat, require
+from nocap.config.overrides import key_of
 from nocap.config.paths import cache_root, expanded, private_caches
 from nocap.config.plain import to_plain
 from nocap.config.run import Run
@@ -221,5 +222,5 @@ def typed_keys(run: Run, overrides: Iterable[str]) -> tuple[str, ...]:
     """Return the keys that a command line sets and that make another run, in its order; options are
     in the run's name already."""
     counted = dict(flat(run.that_count("identity", to_plain(run))))
-    keys = [override.lstrip("+").partition("=")[0] for override in overrides]
+    keys = map(key_of, overrides)
     return tuple(dict.fromkeys(key for key in keys if "." in key and key in counted))

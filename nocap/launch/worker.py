@@ -171,12 +171,15 @@ class WorkerProcess:
         """End the tracker's session of a run that has no end, write the reason, and return the
         status."""
         # Ctrl-C and `timeout` reach the C++ compiler too, and it dies.
-        preempted = isinstance(error, StopNow) or (self._stops.requested and compiler_failed(error))
-        status = RunStatus.preempted if preempted else RunStatus.failed
-        self.session.finish(summary={"status": status}, status=status)
-        if preempted or isinstance(error, StopNow):
+        if isinstance(error, StopNow) or (self._stops.requested and compiler_failed(error)):
+            self._end_session(RunStatus.preempted)
             return _stopped_in_compilation(self.job)
+        self._end_session(RunStatus.failed)
         return report_failure(self.job, error, behind=self._heartbeat.behind())
+
+    def _end_session(self, status: RunStatus) -> None:
+        """End the tracker's session of a run without a summary."""
+        self.session.finish(summary={"status": status}, status=status)
 
 
 def _parameters(run: Run, vocab_size: int, log: Callable[[str], None]) -> dict[str, int]:
