@@ -10,6 +10,7 @@ The tree:
 From a command line to a checked `Run`:
 
     flags            the flags of `nocap.train`, listed once
+    override_keys    the key of an override, without Hydra
     override_text    the characters of an override's value, as they were typed
     overrides        overrides by Hydra's grammar: what they set, and which of them choose options
     choices          the options that overrides choose, composed by Hydra

@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Any
 
 from nocap.config.keys import require
-from nocap.config.overrides import is_of_search
+from nocap.config.override_keys import is_of_search
 
 INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")  # what Hydra answers
 FACTS = "flag"  # the key of a field's metadata

@@ -62,17 +62,6 @@ def _in_quotes(text: str) -> str:
     return QuotedString(text=text.strip("'\""), quote=Quote.single).with_quotes()
 
 
-def key_of(word: str) -> str:
-    """Return the key or group that an override sets."""
-    return word.lstrip("+~").partition("=")[0].partition("@")[0]
-
-
-def is_of_search(word: str) -> bool:
-    """Say whether an override asks for a search, or sets a key of one."""
-    key = word.lstrip("+").partition("=")[0]
-    return key == "search" or key.startswith("search.")
-
-
 def is_choice(override: Override) -> bool:
     """Say whether an override is Hydra's to apply: it chooses options."""
     group = override.key_or_group

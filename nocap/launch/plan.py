@@ -10,7 +10,7 @@ from typing import Any
 
 from nocap.config import hardware
 from nocap.config.keys import flat, require
-from nocap.config.overrides import key_of
+from nocap.config.override_keys import key_of
 from nocap.config.paths import cache_root, expanded, private_caches
 from nocap.config.plain import to_plain
 from nocap.config.run import Run

@@ -24,7 +24,8 @@ from nocap.config.compose import Composed
 from nocap.config.defaults import BEYOND_GRAPHS
 from nocap.config.explain import one_line_errors
 from nocap.config.keys import is_fault, require
-from nocap.config.overrides import is_of_search, parse_override
+from nocap.config.override_keys import is_of_search
+from nocap.config.overrides import parse_override
 from nocap.config.plain import dataclass_from
 from nocap.config.trainer import Search
 from nocap.display import plural

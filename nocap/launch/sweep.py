@@ -10,8 +10,8 @@ from hydra.core.override_parser.types import ChoiceSweep, Glob, IntervalSweep, O
 
 from nocap import outside
 from nocap.config.keys import require
+from nocap.config.override_keys import key_of
 from nocap.config.override_text import texts_of_typed
-from nocap.config.overrides import key_of
 
 MOST_CELLS = 10_000
 
