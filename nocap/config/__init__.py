@@ -11,7 +11,7 @@ From a command line to a checked `Run`:
 
     flags            the flags of `nocap.train`, listed once
     override_text    the characters of an override's value, as they were typed
-    overrides        overrides by Hydra's grammar: what they set, and which of them choose options
+    overrides        overrides by Hydra's grammar, and which choose options or ask for a search
     choices          the options that overrides choose, composed by Hydra
     compose          from overrides to a `Run`
     arm_defaults     compose arms with the defaults of their baseline

@@ -153,6 +153,11 @@ def check_text(name: str, text: str, *, longest: int = TEXT) -> None:
 _UNSHOWN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
+def key_of(override: str) -> str:
+    """Return the key or group that an override sets."""
+    return override.lstrip("+~").partition("=")[0].partition("@")[0]
+
+
 def counting(
     option: Any, what: str, plain: Mapping[str, Any], *, default: bool | None = None
 ) -> dict[str, Any]:

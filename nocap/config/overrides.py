@@ -1,4 +1,4 @@
-"""Parse overrides by Hydra's grammar, and say what they set and which of them choose options."""
+"""Parse overrides by Hydra's grammar, and say which of them choose options or ask for a search."""
 
 from __future__ import annotations
 
@@ -57,11 +57,6 @@ def _in_quotes(text: str) -> str:
         elements = [_in_quotes(part.strip()) for part in text[1:-1].split(",")]
         return f"[{','.join(elements)}]"
     return QuotedString(text=text.strip("'\""), quote=Quote.single).with_quotes()
-
-
-def key_of(word: str) -> str:
-    """Return the key or group that an override sets."""
-    return word.lstrip("+~").partition("=")[0].partition("@")[0]
 
 
 def is_of_search(word: str) -> bool:

@@ -13,8 +13,7 @@ from typing import Any
 from nocap.config.arm_defaults import as_baseline, as_in
 from nocap.config.compose import Composed
 from nocap.config.defaults import BEYOND_GRAPHS
-from nocap.config.keys import is_fault
-from nocap.config.overrides import key_of
+from nocap.config.keys import is_fault, key_of
 from nocap.judge.equal_loss import STEPS
 from nocap.launch.plan import Datasets, Plan, plan
 from nocap.launch.seed_request import seed_requests

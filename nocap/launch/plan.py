@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nocap.config import hardware
-from nocap.config.keys import flat, require
-from nocap.config.overrides import key_of
+from nocap.config.keys import flat, key_of, require
 from nocap.config.paths import cache_root, expanded, private_caches
 from nocap.config.plain import to_plain
 from nocap.config.run import Run

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from hydra.core.override_parser.types import ChoiceSweep, Glob, IntervalSweep, Override, RangeSweep
 
 from nocap import outside
-from nocap.config.keys import require
+from nocap.config.keys import key_of, require
 from nocap.config.override_text import texts_of_typed
-from nocap.config.overrides import key_of
 
 MOST_CELLS = 10_000
 

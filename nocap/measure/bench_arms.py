@@ -10,8 +10,7 @@ from typing import Any
 
 from nocap.config.arm_defaults import as_baseline, as_in
 from nocap.config.compose import Composed, composed
-from nocap.config.keys import require
-from nocap.config.overrides import key_of
+from nocap.config.keys import key_of, require
 from nocap.config.plain import to_plain
 from nocap.config.run import Run
 from nocap.config.trainer import Device

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 
 from nocap.config.compose import Composed
 from nocap.config.errors import StoppedError
-from nocap.config.overrides import key_of
+from nocap.config.keys import key_of
 from nocap.judge.claim import Rule
 from nocap.launch.grid import Cell, Grid
 from nocap.launch.plan import Datasets, Plan
