@@ -20,8 +20,8 @@ from nocap.config.keys import require
 from nocap.launch.run_facts import born
 from nocap.options.tracker.wandb.mirror_place import run_id
 from nocap.options.tracker.wandb.names import curve_name
+from nocap.row_keys import LINES, MODEL_MIB, STEP_MS, TOKENS_PER_S, TRAIN_LOSS, VAL_LOSS, clock_key
 from nocap.store.record_files import read_json, write_json
-from nocap.training.ledger import LINES
 
 if TYPE_CHECKING:
     from nocap.judge.comparison import Comparison
@@ -231,9 +231,9 @@ def _as_sent(made: Any) -> Any:
 AXES = {
     "steps": ("step", "step"),
     "tokens": ("tokens", "tokens"),
-    "seconds of training": ("clock/train_s", "train_s"),
+    "seconds of training": (clock_key("train"), "train_s"),
 }
-LOSS = curve_name("val/loss")
+LOSS = curve_name(VAL_LOSS)
 SPREAD = {"groupby_aggfunc": "mean", "groupby_rangefunc": "stddev", "max_runs_to_show": 100}
 MOST_KEYS = 8  # that stand side by side
 FIRST = 0.1  # of a run: so far the loss falls so much that nothing later could be told apart
@@ -282,7 +282,7 @@ def _of_loss(wr: Any, runs: Sequence[Record]) -> Iterator[Any]:
     yield wr.LinePlot(
         title="training loss by steps",
         x="step",
-        y=["train/loss"],
+        y=[TRAIN_LOSS],
         range_x=starts["steps"],
         **SPREAD,
     )
@@ -308,20 +308,20 @@ def _late_losses(curves: Sequence[Curve]) -> list[float]:
 
 def _of_speed(wr: Any) -> Iterator[Any]:
     metrics = {
-        "tokens/s": "perf/tokens_per_s",
-        "ms a step": "perf/step_ms",
-        "memory, MiB": curve_name("memory/model_mib"),
+        "tokens/s": TOKENS_PER_S,
+        "ms a step": STEP_MS,
+        "memory, MiB": curve_name(MODEL_MIB),
     }
     for title, metric in metrics.items():
         yield wr.BarPlot(title=title, metrics=[metric], **SPREAD)
-    yield wr.LinePlot(title="tokens/s by steps", x="step", y=["perf/tokens_per_s"], **SPREAD)
+    yield wr.LinePlot(title="tokens/s by steps", x="step", y=[TOKENS_PER_S], **SPREAD)
 
 
 def _of_clock(wr: Any, comparison: Comparison | None) -> Iterator[Any]:
     for line in LINES:
         if comparison and not any(row.clock_s.get(line) for row in comparison.rows):
             continue
-        yield wr.BarPlot(title=f"{line}, s", metrics=[f"clock/{line}_s"], **SPREAD)
+        yield wr.BarPlot(title=f"{line}, s", metrics=[clock_key(line)], **SPREAD)
 
 
 def _by_keys(wr: Any, comparison: Comparison | None) -> dict[str, list[Any]]:
@@ -332,7 +332,7 @@ def _by_keys(wr: Any, comparison: Comparison | None) -> dict[str, list[Any]]:
         return {}
     axes = [wr.Config(key) for key in keys[:MOST_KEYS]]
     axes.append(wr.SummaryMetric(LOSS))
-    axes.append(wr.SummaryMetric("perf/tokens_per_s"))
+    axes.append(wr.SummaryMetric(TOKENS_PER_S))
     columns = [wr.ParallelCoordinatesPlotColumn(metric=axis) for axis in axes]
     plot = wr.ParallelCoordinatesPlot(title="keys, loss and speed", columns=columns)
     return {"By key": [plot]}

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, StrEnum
 
 from nocap.display import count, duration, integer, loss, three_digits
+from nocap.row_keys import MODEL_MIB, STEP_MS, TOKEN_US, TOKENS_PER_S, VAL_BPB, VAL_LOSS
 
 
 class Better(Enum):
@@ -144,7 +145,7 @@ _define(
         wording=_lower("loss"),
         show=loss,
         path=("val_loss",),
-        curve="val/loss",
+        curve=VAL_LOSS,
     )
 )
 _define(
@@ -157,7 +158,7 @@ _define(
         wording=_lower("bits/byte"),
         show=loss,
         path=("val_bpb",),
-        curve="val/bpb",
+        curve=VAL_BPB,
     )
 )
 _define(
@@ -214,7 +215,7 @@ _define(
         made_by=MadeBy.clock,
         wording=FASTER,
         path=("token_us",),
-        curve="perf/token_us",
+        curve=TOKEN_US,
     )
 )
 _define(
@@ -227,7 +228,7 @@ _define(
         wording=_less("memory"),
         show=integer,
         path=("memory_mib", "model"),
-        curve="memory/model_mib",
+        curve=MODEL_MIB,
     )
 )
 # Of a raced command, whatever it is.
@@ -276,7 +277,7 @@ _define(
         wording=FASTER,
         show=integer,
         path=("tokens_per_s",),
-        curve="perf/tokens_per_s",
+        curve=TOKENS_PER_S,
     )
 )
 _define(
@@ -288,7 +289,7 @@ _define(
         made_by=MadeBy.steps,
         wording=_less("time"),
         path=("step_ms", "median"),
-        curve="perf/step_ms",
+        curve=STEP_MS,
     )
 )
 _define(

@@ -19,6 +19,7 @@ from nocap.config.outgoing_text import redact, visible
 from nocap.display import plural
 from nocap.judge.grouping import group
 from nocap.report.terminal_curves import MARKS, DrawnCurve, drawn
+from nocap.row_keys import VAL_LOSS
 from nocap.store.file_writing import write_file
 from nocap.store.record import Record, train_s
 from nocap.store.rows_file import RowsFile
@@ -102,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
         "--x", choices=list(X), default="step", help="the x axis (default: %(default)s)"
     )
     parser.add_argument(
-        "--y", metavar="KEY", default="val/loss", help="the curve to draw (default: %(default)s)"
+        "--y", metavar="KEY", default=VAL_LOSS, help="the curve to draw (default: %(default)s)"
     )
     parser.add_argument(
         "--log",

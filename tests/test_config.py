@@ -507,7 +507,7 @@ def test_help_shows_values_choices_and_comments_of_the_chosen() -> None:
         r"attention=hybrid  Layers take their kind from `pattern`",
         r"  trainer\.device=…  +device that trains the run: cpu, cuda$",
         r"  data\.path=… \(required\)  ",
-        r"  ideas\.x0\.x0=0\.0  +λ₂ at the start$",
+        r"  ideas\.x0\.x0=0\.0  +factor λ₂ of x0 at the start$",
         r"  search\.sampler=… \(required\)  +sampler of the trials, set by ",
         r"  search\.trials=20  +number of trials; ",
         r"  hydra\.launcher\.jobs=null  +largest number of cells at once; ",

@@ -748,7 +748,7 @@ USELESS_SHARDS = [
     (
         "*.bin",
         "val_*.bin",
-        "data.val must not match a shard of data.train, got {folder}/val_0.bin in both",
+        "data.val must match no file of data.train, got {folder}/val_0.bin in both",
     ),
     (
         "train_*.bin",
@@ -822,10 +822,10 @@ BAD_HEADERLESS_FILES = [
     (
         b"\1\0\0\0" * 9,
         "uint16",
-        "data.dtype must be uint32, got uint16, with 0 for every second token",
+        "data.dtype must be uint32, because every second token is 0 as uint16, got uint16",
     ),
     (b"\1\0" * 8, "uint32", "below 257, the tokenizer's vocabulary, got 65537 at token 0"),
-    (b"\1\0" * 600, "null", "is read with data.dtype=uint16 or uint32"),
+    (b"\1\0" * 600, "null", "needs data.dtype=uint16 or uint32"),
 ]
 
 

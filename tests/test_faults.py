@@ -34,9 +34,9 @@ from safetensors.torch import load_file, save_file
 
 from nocap.config.plain import load
 from nocap.data.shards import write_shard
+from nocap.row_keys import LINES
 from nocap.store.checkpoints import name_of
 from nocap.store.file_writing import delete, unfinished
-from nocap.training.ledger import LINES
 from nocap.training.loading import misfit, newest_valid
 from nocap.training.saving import CheckpointWriter, prune
 from nocap.training.spikes import ENOUGH, SIGMAS, WINDOW, above

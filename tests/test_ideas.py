@@ -267,12 +267,12 @@ NO_BUILD = ("build(self, run, *, vocab_size)", "nothing(self)")
 
 
 BROKEN_IDEAS = [
-    ((NO_BUILD,), "make a part for its joint embed in build"),
-    ((NO_BUILD, ("embed", "enter")), "make a part for its joint enter in build_layer"),
-    ((NO_BUILD, ("embed", "readout")), "make a part for its joint readout in build"),
+    ((NO_BUILD,), "return a part from build for its joint embed"),
+    ((NO_BUILD, ("embed", "enter")), "return a part from build_layer for its joint enter"),
+    ((NO_BUILD, ("embed", "readout")), "return a part from build for its joint readout"),
     (
         (NO_BUILD, ("embed", "after_step"), ("x_BTC, context)", "model, *, step)")),
-        "make a part for its joint after_step in build_around",
+        "return a part from build_around for its joint after_step",
     ),
     (
         (("def embed(", "def embedd("),),
@@ -446,7 +446,7 @@ def test_keys_that_a_replaced_block_or_model_may_not_read_are_refused(
     key, _, value = word.partition("=")
     with pytest.raises(
         ValueError,
-        match=f"^{key} must stay .* with model.kind={name}, which does not read this key .* got "
+        match=f"^{key} must stay .* with model.kind={name}, which does not use this key .* got "
         f"{value}",
     ):
         replaced_model(tmp_path, name, source, word)
@@ -492,7 +492,7 @@ def test_keys_that_a_method_of_its_own_may_not_read_are_refused(
 ):
     """What the class that it extends reads is about that class's method."""
     key, _, value = word.partition("=")
-    rule = f"^{key} must stay .* with {group}.kind=own, which does not read this key .* got {value}"
+    rule = f"^{key} must stay .* with {group}.kind=own, which does not use this key .* got {value}"
     with pytest.raises(ValueError, match=re.compile(rule, re.I)):
         from_outside(tmp_path, group, "own", source, word, keys=keys)
     assert getattr(composed(f"{group}=own"), group).kind == "own"
@@ -523,7 +523,8 @@ def test_a_block_or_a_model_can_be_replaced(tmp_path: Path, name: str, source: s
 def test_a_model_of_its_own_refuses_an_idea_that_it_has_no_place_for(tmp_path: Path):
     run = replaced_model(tmp_path, "bigram", BIGRAM, "ideas=[x0]")
     rule = (
-        r"ideas.x0 must make a part for its joint enter in build_layer, but made none in .*bigram"
+        r"ideas.x0 must return a part from build_layer for its joint enter, but returned none "
+        r"with .*bigram"
     )
     with pytest.raises(InputError, match=rule):
         build_model(run, vocab_size=V)

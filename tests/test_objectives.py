@@ -299,12 +299,13 @@ def test_what_a_finished_run_finds_easy_first(teacher: str, tmp_path: Path):
     assert losses[-1] - losses[0] > 0.01
     order = order_of(first.train)[:192]
     assert order == order_of(second.train)[:192]
-    assert first.scores_s == first.scores_now_s == pytest.approx(second.scores_s, abs=0.5)
-    assert second.scores_now_s < second.scores_s
+    assert first.scores.total_s == first.scores.now_s
+    assert first.scores.total_s == pytest.approx(second.scores.total_s, abs=0.5)
+    assert second.scores.now_s < second.scores.total_s
     taught_job = replace(job, teacher_s=5.0)
     ledger = Recorder(taught_job, first, clock_s={}, losses=[]).ledger
     seconds = ledger.seconds()
-    assert seconds["teacher"] == pytest.approx(5.0 + first.scores_s)
+    assert seconds["teacher"] == pytest.approx(5.0 + first.scores.total_s)
     teachers = plan(run, choices={}).teachers
     assert teachers["ideas.easy_first"].record["path"] == teacher
 

@@ -32,7 +32,7 @@ from nocap.model.build import build_model
 from nocap.model.flops import component_flops, flops_per_token
 from nocap.model.gpt import GPT
 from nocap.model.loss import Loss
-from nocap.store.step_parts import MODEL_PARTS, PARTS
+from nocap.step_parts import MODEL_PARTS, PARTS
 from tests.conftest import EXPLODING
 from tests.fuzz.process import answer
 

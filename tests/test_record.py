@@ -22,6 +22,7 @@ from nocap.launch.record_head import write_record_head
 from nocap.launch.run_result import RunResult
 from nocap.store.checkpoints import name_of
 from nocap.store.file_writing import append_text
+from nocap.store.grid_file import read_grid
 from nocap.store.identity import identity_parts
 from nocap.store.record_files import RunStatus, digest, read_json, write_summary
 from nocap.store.rows_file import read_rows
@@ -510,7 +511,6 @@ WRONG: dict[str, tuple[str, str]] = {
         "clock_s.train must be a finite number, got 'long'",
     ),
     "manifest.json": ('{"parts": {"config": 7}}', "parts.config must be an object, got '7'"),
-    "grid.json": ('{"cells": [{"identity": 7}]}', "cells[0].identity must be text, got '7'"),
     "any.json": ("[" * 100_000, "must hold a JSON object: "),
     "nan.json": ('{"a": NaN}', "numbers must be finite, got NaN"),
 }
@@ -524,6 +524,13 @@ def test_wrong_types_are_refused_by_file_and_key(name: str, tmp_path: Path) -> N
         read_json(tmp_path / name)
     assert line in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_wrong_types_in_the_file_of_a_grid_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "grid.json").write_text('{"cells": [{"identity": 7}]}')
+    rule = r"grid.json: cells\[0\].identity must be text, got '7'$"
+    with pytest.raises(ValueError, match=rule):
+        read_grid(tmp_path)
 
 
 def test_rows_of_other_types_are_no_rows() -> None:

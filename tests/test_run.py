@@ -23,9 +23,9 @@ from nocap.display import duration, time_left
 from nocap.launch import progress, run_table
 from nocap.launch.first_screen import headline
 from nocap.launch.progress import Reporter
+from nocap.row_keys import LINES
 from nocap.store.identity import config_that_counts, identity_parts
 from nocap.store.record_files import digest
-from nocap.training.ledger import LINES
 from tests.attempts import digests, on_a_terminal, summary_of
 from tests.conftest import MEDIUM, REPO, SMALL, Door, Undisturbed, rows_of, the_run
 from tests.in_process import TINY, planned

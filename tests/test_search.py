@@ -25,7 +25,7 @@ from nocap.launch.search_space import describe, ends, propose, space_of, words_o
 from nocap.launch.this_machine import ThisMachine, one_at_a_time
 from nocap.store import lease
 from nocap.store.file_writing import write_file
-from nocap.store.runs import GRID
+from nocap.store.grid_file import GRID
 from tests.grids import CELL, summaries, trained
 from tests.in_process import TINY
 

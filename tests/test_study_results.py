@@ -20,8 +20,8 @@ from nocap.judge.claim import Claim
 from nocap.metrics import METRICS
 from nocap.model.flops import component_flops
 from nocap.sessions.session_file import SessionFile
+from nocap.step_parts import HELD
 from nocap.store.measurement import Ending, Per
-from nocap.store.step_parts import HELD
 from nocap.study import board, claim_row, claim_words, result_schema, study_pages
 from nocap.study.bounds import bound
 from nocap.study.carry_out import StudyOutcome

@@ -618,8 +618,8 @@ def test_a_missing_package_costs_one_line_and_no_other_tracker(
     assert session.url_or_hint is None
     lines = capsys.readouterr().err.splitlines()
     assert lines == [
-        "nocap: tracker=tensorboard: no mirror of this run from here on: it needs tensorboard: "
-        "pip install "
+        "nocap: tracker=tensorboard: no mirror of this run from here on: tensorboard is not "
+        "installed: pip install "
         "'nocap[tensorboard]'",
         "nocap: tracker=trackio_rows: no mirror of this run from here on: import of trackio "
         "halted; None in "
@@ -631,7 +631,7 @@ def test_a_missing_package_costs_one_line_and_no_other_tracker(
 def test_only_other_trackers_without_keys_stand_beside_one(also: str) -> None:
     with pytest.raises(
         ValueError,
-        match=r"^tracker.also must hold other trackers than tracker=none that need no keys: ",
+        match=r"^tracker.also must list other trackers than tracker=none that work without keys: ",
     ):
         compose(["tracker=none", f"tracker.also={also}"])
     beside = ["none", "tensorboard"]

@@ -201,7 +201,7 @@ def test_what_a_server_has_not_taken_is_said_with_the_command_that_sends_it(
     done = lab.play(server, "auto", "end", 0, 31)
     assert done.returncode == 0
     (line,) = done.stderr.splitlines()
-    assert line.startswith("nocap: W&B: not everything was uploaded (")
+    assert line.startswith("nocap: W&B: nocap did not upload everything (")
     command = line.partition("this sends it: ")[2]
     assert done.stdout == f"{command}\n"
     server.fail(200)

@@ -191,7 +191,7 @@ def test_only_a_run_that_finished_waits_long_for_its_checkpoint(
     session = tracker(checkpoint=True).open(facts_of(tmp_path))
     assert session.finish_s > 3600
     session.finish(summary={}, status="failed")
-    assert "not everything was uploaded (wandb does not answer)" in capsys.readouterr().err
+    assert "nocap did not upload everything (wandb does not answer)" in capsys.readouterr().err
     stuck.set()
 
 
@@ -326,7 +326,7 @@ def test_a_client_whose_process_has_failed_does_not_end_this_one(
     session.finish(summary={}, status="finished")
     first, second = capsys.readouterr().err.splitlines()
     assert first == "nocap: W&B: offline: it is gone"
-    assert second.startswith("nocap: W&B: not everything was uploaded (gone again); ")
+    assert second.startswith("nocap: W&B: nocap did not upload everything (gone again); ")
 
 
 def test_a_folder_of_before_that_cannot_be_removed_costs_no_mirror(
@@ -386,7 +386,7 @@ def test_a_checkpoint_that_cannot_be_sent_ends_the_run_there_and_is_sent_later(
     with monkeypatch.context() as patch:
         patch.setattr(Run, "log_artifact", fail)
         assert not ended(tracker(checkpoint=True).open(facts), "finished").complete
-    assert "not everything was uploaded (too large)" in capsys.readouterr().err
+    assert "nocap did not upload everything (too large)" in capsys.readouterr().err
     assert client.runs[0].ended == [0]
     assert ended(tracker(checkpoint=True).resend(facts), "finished").complete
     assert len(client.runs[1].artifacts) == 1

@@ -34,6 +34,7 @@ from nocap.model.flops import component_flops, flops_per_token
 from nocap.model.language_model import LanguageModel
 from nocap.options.attention import Attention
 from nocap.options.ideas import Idea
+from nocap.row_keys import NOISE, TRAIN_LOSS, VAL_LOSS
 from nocap.store.checkpoints import step_of
 from nocap.store.rows_file import Row, RowsFile
 from nocap.training import memory
@@ -46,7 +47,6 @@ TEXT = "Über 12 naïve cafés, 東京\n\tdef f(x): return x  # 😀\r\n\x00end"
 DECODED = 128  # tokens
 MODES = ("training", "validation")
 RELATIVE = 1e-5  # of a loss, between one rank and two
-NOISE = ("clock/", "perf/", "memory/")
 
 # --- the option by itself ----------
 
@@ -296,7 +296,7 @@ def decodes(trial: OptionTrial) -> str:
 def learns(trial: OptionTrial) -> str:
     """Train a short run. It must not diverge, must end below where it began, and its tracker must
     not fail."""
-    first, *_, last = [row["val/loss"] for row in _rows(trial.clean) if "val/loss" in row]
+    first, *_, last = [row[VAL_LOSS] for row in _rows(trial.clean) if VAL_LOSS in row]
     losses = f"validation loss {first:.4f} → {last:.4f} in {trial.run.trainer.steps} steps"
     expect(last < first, f"{losses}: the loss must end below where it began")
     return losses
@@ -345,7 +345,7 @@ def ranks(trial: OptionTrial) -> str:
         raise SkippedError(str(error)) from None
     (run_dir,) = trial.train("ranks", "trainer.devices=2")
     for one, two in zip(_rows(trial.clean), _rows(run_dir), strict=True):
-        for key in one.keys() & {"val/loss", "train/loss"}:
+        for key in one.keys() & {VAL_LOSS, TRAIN_LOSS}:
             is_close = math.isclose(one[key], two[key], rel_tol=RELATIVE)
             losses = f"{two[key]:.6f} on two ranks and {one[key]:.6f} on one"
             expect(is_close, f"step {one['step']}: {key} is {losses}")

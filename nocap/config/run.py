@@ -57,7 +57,7 @@ class Run:
     store: Store = key(identity=False, step=False, default_factory=Store)
     # seed of the first weights and of the order of the data
     seed: int = key(ge=0, lt=2**63, step=False)
-    # folder of the results; the runs are in its folder runs, the grids in its folder grids
+    # folder of the results, with a folder runs and a folder grids in it
     output_dir: str = key(identity=False, step=False)
     # folder of prepared data and compiled code; null: $NOCAP_CACHE, or nocap in your cache folder
     cache_dir: str | None = key(identity=False, step=False)
@@ -73,7 +73,7 @@ class Run:
         for name, option in self.options():
             group = name.partition(".")[0]
             chosen = outside.options(group).get(option.kind)
-            rule = f"keep the option's value (choose another option with {group}=…)"
+            rule = f"not be changed here (choose another option with {group}=…)"
             require(chosen is type(option), f"{name}.kind", rule, repr(option.kind))
             option.check(self)
         self._refuse_unread()
@@ -140,8 +140,8 @@ class Run:
             for full_key in unread(option):
                 part = getattr(self, full_key.partition(".")[0])
                 why = (
-                    f"with {name}.kind={option.kind}, which does not read this key (an option that "
-                    "reads it names it in READS)"
+                    f"with {name}.kind={option.kind}, which does not use this key (an option that "
+                    "uses it names it in READS)"
                 )
                 require_default(part, full_key, why)
 
@@ -210,7 +210,9 @@ class Run:
             for other, cls in outside.options("tracker").items():
                 if other != own and _needs_no_keys(cls):
                     able.append(other)
-            rule = f"hold other trackers than tracker={own} that need no keys: {', '.join(able)}"
+            rule = (
+                f"list other trackers than tracker={own} that work without keys: {', '.join(able)}"
+            )
             is_once = self.tracker.also.count(kind) == 1
             require(fits and is_once, "tracker.also", rule, kind)
 

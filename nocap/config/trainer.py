@@ -57,12 +57,12 @@ class Trainer:
     precision: Precision
     val_precision: Precision = key(step=False, losses=True)  # number format in validation
     threads: int = key(ge=1, le=4096)  # CPU threads of each worker
-    # how a process takes memory on a CPU; this changes the speed, and no result. An older record
-    # without this key means system
+    # memory allocator of a process on a CPU; it changes only the speed. Records without this key
+    # used system
     malloc: Malloc = key(identity=False, default=Malloc.system)
     compile: Compile  # part of the model that torch.compile compiles
-    # launch the forward and backward of a micro-batch as one CUDA graph; this helps where the GPU
-    # waits for its host
+    # run the forward and backward of a micro-batch as one CUDA graph; this helps if the GPU waits
+    # for the CPU
     cuda_graphs: bool = False
     # part of the model that the backward pass computes again; this saves memory
     activation_checkpointing: ActivationCheckpointing = ActivationCheckpointing.off
@@ -77,8 +77,8 @@ class Trainer:
     )  # number of newest checkpoints that stay on the disk
     # steps whose checkpoints stay, also after the run has ended
     keep_steps: list[int] = key(identity=False, step=False, default_factory=list)
-    # checkpoint of another run, as RUN@STEP or a folder; this run continues from that step as if
-    # it had trained to there itself. The identity includes the checkpoint, but not its path
+    # checkpoint of another run, as RUN@STEP or a folder; this run continues from it. The identity
+    # includes the checkpoint, but not its path
     init_from: str | None = key(identity=False, step=False, default=None)
     # steps between two rows of metrics.jsonl
     log_every: int = key(ge=1, le=10**9, identity=False, step=False)
@@ -123,7 +123,7 @@ class Search:
     sampler: Sampler  # sampler of the trials, set by `search=tpe` or `search=random`
     # number of trials; the same search with more trials continues
     trials: int = key(ge=1, le=10_000, default=20)
-    # seed of the proposals and of every trial's run; a claim needs other seeds
+    # seed of the search and of all its trials; use other seeds to test a claim
     seed: int = key(ge=0, lt=2**63, default=100)
 
     def __post_init__(self) -> None:

@@ -21,6 +21,9 @@ import numpy as np
 from nocap.config.keys import is_fault
 from nocap.data.shards import ShardSet, write_json, write_shard
 from nocap.data.tokens import Tokens
+
+# `nocap.store.source_hashes` defines it. The code of this file is in the key of each set: an import
+# from there would make every set that people have cached anew.
 from nocap.store.identity import hashes
 
 SHARD_TOKENS = 100_000_000  # a shard is closed once it has as many

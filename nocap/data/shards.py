@@ -110,8 +110,8 @@ def scan(
         scanned = _read_whole(absolute, stamp, raw)
         if known is not None and known != scanned:
             raise ValueError(
-                f"{absolute}: its bytes changed, but not its size and time: sha256 must be "
-                f"{known['sha256']}, got {scanned['sha256']}"
+                f"{absolute}: the file's bytes changed, but its size and time did not; its sha256 "
+                f"must be {known['sha256']}, got {scanned['sha256']}"
             )
         write_json(record, {"format": SCAN_FORMAT, "path": real, "stamp": stamp, "found": scanned})
     shard = Shard(path=absolute, **scanned, raw=None if raw is None else raw.value)
@@ -166,6 +166,7 @@ def _read_whole(name: str, stamp: list[int], raw: TokenType | None) -> dict[str,
             raise ValueError(f"{name}: a shard must not change while it is read")
     if zeros and count > 1:
         raise ValueError(
-            f"{name}: data.dtype must be uint32, got uint16, with 0 for every second token"
+            f"{name}: data.dtype must be uint32, because every second token is 0 as uint16, "
+            f"got uint16"
         )
     return {"tokens": count, "sha256": digest.hexdigest(), "max_id": max_id}

@@ -112,8 +112,7 @@ def read_count(path: str, header: bytes, size: int) -> int:
     if magic != MAGIC:
         raise ValueError(
             f"{path}: a shard must start with the magic number {MAGIC}, got {magic} (a file "
-            f"without a "
-            "header, as nanoGPT writes it, is read with data.dtype=uint16 or uint32)"
+            "without a header, as nanoGPT writes it, needs data.dtype=uint16 or uint32)"
         )
     if version != VERSION:
         raise ValueError(f"{path}: a shard's version must be {VERSION}, got {version}")

@@ -61,11 +61,17 @@ def load(run_dir: Path, *, device: torch.device, log: Callable[[str], None]) -> 
             whose weights are not finite.
     """
     if run_dir.is_dir():
-        run, model, step = trained(run_dir, log=log)
+        source = trained(run_dir, log=log)
     else:
-        run, model, step = read_export(run_dir, log=log)
-    encoding = run.tokenizer.load(cache_dir=cache_root(run.cache_dir))
-    return Trained(name=run_dir.name, run=run, model=model.to(device), encoding=encoding, step=step)
+        source = read_export(run_dir, log=log)
+    run = source.run
+    return Trained(
+        name=run_dir.name,
+        run=run,
+        model=source.model.to(device),
+        encoding=run.tokenizer.load(cache_dir=cache_root(run.cache_dir)),
+        step=source.step,
+    )
 
 
 def load_typed(source: str, *, outputs: Path, device: Device | None, allow_code: bool) -> Trained:

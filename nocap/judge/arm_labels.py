@@ -152,9 +152,8 @@ def has(run: Record, part: str) -> bool:
 def _options(run: Record, group: str) -> list[str]:
     """List what a run has chosen in a group. Older records have no options: their names are all
     there is."""
-    options = run.manifest["options"]
-    if group in options:
-        return str(options[group]).split(",")
+    if group in run.options:
+        return str(run.options[group]).split(",")
     if any(key.startswith(f"{group}.") for key in run.config):
         return _name_parts(run)
     return []

@@ -122,15 +122,14 @@ def command_keys(arms: Iterable[Arm]) -> Collection[str]:
     keys: dict[str, None] = {}
     for arm in arms:
         for run in arm.all:
-            for attempt in run.manifest["attempts"]:
+            for attempt in run.attempts:
                 keys |= dict.fromkeys(attempt["swept"])
     return keys
 
 
 def chosen(arm: Arm, group: str) -> str | None:
     """Return what was chosen in a group."""
-    option: str | None = arm.all[0].manifest["options"].get(group)
-    return option
+    return arm.all[0].options.get(group)
 
 
 def starts(arm: Arm) -> list[float]:

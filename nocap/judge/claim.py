@@ -18,7 +18,7 @@ from enum import Enum
 from nocap.config.keys import require
 from nocap.judge.interval import LEAST_PAIRS
 from nocap.metrics import METRICS, Better, Metric, Scale, is_log
-from nocap.store.step_parts import HELD, PARTS
+from nocap.step_parts import HELD, PARTS
 
 TO_TARGET = ("time_to_target_s", "steps_to_target")
 AT_EQUAL_LOSS = "time_at_equal_loss"

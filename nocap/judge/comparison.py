@@ -55,7 +55,7 @@ class ComparedArm:
     @property
     def clock_s(self) -> dict[str, float]:
         """Return the mean seconds of each line of the runs' clock ledgers."""
-        clocks = [run.summary["clock_s"] for run in self.arm.runs]
+        clocks = [run.clock_s for run in self.arm.runs]
         lines: dict[str, None] = {}
         for clock in clocks:
             lines |= dict.fromkeys(clock)

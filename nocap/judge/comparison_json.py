@@ -191,13 +191,10 @@ def _arm(row: ComparedArm) -> ArmJson:
 
 
 def _run(run: Record, arm: Arm) -> RunJson:
-    steps = run.summary.get("steps")
-    tokens = run.summary.get("tokens")
     val_loss = run.value("val_loss")
     val_bpb = run.value("val_bpb")
     tokens_per_s = run.value("tokens_per_s")
     train_s = run.value("train_s")
-    clock_s = run.summary["clock_s"]
     hardware = dict(run.hardware)
     imported = dict(run.imported) or None
     return RunJson(
@@ -207,14 +204,14 @@ def _run(run: Record, arm: Arm) -> RunJson:
         label=arm.label,
         seed=run.seed,
         status=run.status,
-        steps=steps,
-        tokens=tokens,
+        steps=run.steps,
+        tokens=run.tokens,
         val_loss=val_loss,
         val_bpb=val_bpb,
         tokens_per_s=tokens_per_s,
         train_s=train_s,
         curve=run.curve,
-        clock_s=clock_s,
+        clock_s=dict(run.clock_s),
         hardware=hardware,
         imported=imported,
     )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from nocap.config.run import keys_that_count
 from nocap.display import shorten
 from nocap.judge.arms import ABSENT, Arm, changes, chosen, command_keys, setting, spell, swept_keys
-from nocap.store.record import UNKNOWN, Record, dig
+from nocap.store.record import UNKNOWN, Record
 
 # Groups whose change errs more often than pairs of a normal sample do, so that its losses have the
 # cautious interval: experiments/seed_noise.
@@ -133,8 +133,7 @@ def _train_tokens(run: Record) -> str:
 
 def torch_version(run: Record) -> str:
     """Return the version of torch that trained a run, without what a build adds to it."""
-    version = str(dig(run.parts, "environment", "torch"))
-    return version.partition("+")[0]
+    return run.torch.partition("+")[0]
 
 
 def _is_swept(key: str, group: str, arm: Arm, base: Arm) -> bool:
@@ -149,16 +148,11 @@ def _is_swept(key: str, group: str, arm: Arm, base: Arm) -> bool:
 def _source_differs(arm: Arm, base: Arm) -> bool:
     """Say whether a module that both use is not the same. What only one of them uses is the option
     that was asked about, or comes with it."""
-    hashes = _source(arm)
-    base_hashes = _source(base)
+    # all runs of an arm have them alike
+    hashes = arm.all[0].source
+    base_hashes = base.all[0].source
     shared = hashes.keys() & base_hashes.keys()
     return any(hashes[module] != base_hashes[module] for module in shared)
-
-
-def _source(arm: Arm) -> Mapping[str, object]:
-    """Return the hashes of the modules that an arm's runs use, which all of them have alike."""
-    source: Mapping[str, object] = arm.all[0].parts.get("source") or {}
-    return source
 
 
 # --- lengths --------------------------------------------------------------------------------------
@@ -174,12 +168,12 @@ def lengths_differ(arm: Arm, base: Arm) -> bool:
 
 def steps_alike(arm: Arm, base: Arm) -> bool:
     """Say whether the runs of both ended after as many steps, or not all of them say how many."""
-    steps = _known(run.summary.get("steps") for run in (*arm.runs, *base.runs))
+    steps = _known(run.steps for run in (*arm.runs, *base.runs))
     return steps is None or max(steps) - min(steps) <= 1
 
 
 def _tokens_alike(arm: Arm, base: Arm) -> bool:
-    tokens = _known(run.summary.get("tokens") for run in (*arm.runs, *base.runs))
+    tokens = _known(run.tokens for run in (*arm.runs, *base.runs))
     return tokens is not None and max(tokens) == min(tokens)
 
 

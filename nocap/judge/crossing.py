@@ -86,7 +86,7 @@ def _options(arms: Sequence[Arm]) -> dict[str, list[str]]:
     """Return a column of options for each group in which the arms differ."""
     groups: dict[str, None] = {}
     for arm in arms:
-        groups |= dict.fromkeys(arm.all[0].manifest["options"])
+        groups |= dict.fromkeys(arm.all[0].options)
     columns = dict[str, list[str]]()
     for group in groups:
         column = [str(chosen(arm, group)) for arm in arms]

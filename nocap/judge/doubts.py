@@ -61,9 +61,7 @@ def of_rows(rows: Sequence[ComparedArm], *, allow: Collection[str]) -> Iterator[
             "these arms did not run in turns with the baseline, so a change of the machine may "
             f"look like a difference in speed: {shorten(apart)}"
         )
-    torches = {
-        str(run.parts.get("environment", {}).get("torch")) for arm in arms for run in arm.all
-    }
+    torches = {run.torch for arm in arms for run in arm.all}
     if len(torches) > 1 and not any(covers(a, "torch") for a in allow):
         yield f"the runs used several versions of torch: {', '.join(sorted(torches))}"
 
@@ -102,7 +100,7 @@ def _kernel(arm: Arm) -> str:
 
 def _came_along(arm: Arm, base: Arm) -> Iterator[str]:
     """Say that an equal time of training ended runs of other steps."""
-    steps = {run.summary.get("steps") for run in (*arm.runs, *base.runs)}
+    steps = {run.steps for run in (*arm.runs, *base.runs)}
     if len(steps) > 1 and None not in steps and equal_time(arm, base):
         budget = max(arm.values["train_s"].values())
         yield (

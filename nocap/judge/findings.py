@@ -214,7 +214,7 @@ def _minutes(arms: Sequence[Arm], counts: Sequence[float]) -> float | None:
     """Return what so many runs of each arm take, by those that are there."""
     total_s = 0.0
     for arm, count in zip(arms, counts, strict=True):
-        measured = [run.number("clock_s", "wall") for run in arm.all]
+        measured = [run.wall_s for run in arm.all]
         walls_s = [wall_s for wall_s in measured if wall_s is not None]
         if count and not walls_s:
             return None
@@ -227,7 +227,7 @@ def _longer(arms: Sequence[Arm]) -> Next | None:
     """Return more steps for all arms; `None`: they do not have one number of steps."""
     steps = set[object]()
     for arm in arms:
-        steps |= {run.summary.get("steps") for run in arm.runs}
+        steps |= {run.steps for run in arm.runs}
     if len(steps) != 1:
         return None
     [length] = steps
@@ -247,7 +247,7 @@ def _seeds_of_commands(arm: Arm) -> set[int]:
     """List the seeds that commands asked of an arm."""
     seeds = set[int]()
     for run in arm.all:
-        for attempt in run.manifest["attempts"]:
+        for attempt in run.attempts:
             seeds |= {*(attempt["asked"]["seeds"] or ())}
     return seeds
 

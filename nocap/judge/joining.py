@@ -266,7 +266,7 @@ def _text_of(key: str, arm: Arm, other: Arm) -> str:
         return _data_of(arm, other)
     if key == "kernel":
         return ", ".join(dict.fromkeys(kernels(arm).values()))
-    return ", ".join(sorted({str(run.summary.get("steps")) for run in arm.runs}))
+    return ", ".join(sorted({str(run.steps) for run in arm.runs}))
 
 
 def _torch_of(runs: Sequence[Record]) -> str:
@@ -277,8 +277,8 @@ def _torch_of(runs: Sequence[Record]) -> str:
 
 def _source_of(arm: Arm, other: Arm) -> str:
     """Return the first module that the other arm has not the same, with its hash."""
-    own = arm.all[0].parts.get("source") or {}
-    theirs = other.all[0].parts.get("source") or {}
+    own = arm.all[0].source
+    theirs = other.all[0].source
     differ = [
         module for module in sorted({**own, **theirs}) if own.get(module) != theirs.get(module)
     ]
@@ -290,4 +290,4 @@ def _data_of(arm: Arm, other: Arm) -> str:
     tokens = arm.all[0].tokens_hash("train")
     if tokens != other.all[0].tokens_hash("train"):
         return tokens[:HASH]
-    return str(arm.all[0].parts.get("data"))[:HASH]
+    return str(arm.all[0].data_hash)[:HASH]

@@ -46,7 +46,7 @@ def _commands(arm: Arm, side: int) -> Iterator[tuple[float, int, tuple[int, ...]
     """List when each command that trained a run of an arm began, and which seeds of the arm it
     asked for."""
     for run in arm.all:
-        for attempt in run.manifest["attempts"]:
+        for attempt in run.attempts:
             request = attempt["asked"]
             began = moment(request.get("at") or "")
             if began is not None and request["seeds"]:

@@ -111,5 +111,5 @@ def _other_lengths(arm: Arm, base: Arm) -> str | None:
 
 def _steps(arm: Arm) -> str:
     """Return after how many steps an arm's runs ended, as a person reads it."""
-    steps = {run.summary["steps"] for run in arm.runs} - {None}
+    steps = {run.steps for run in arm.runs if run.steps is not None}
     return shorten(f"{count:,}" for count in sorted(steps))

@@ -28,8 +28,8 @@ from nocap.config.outgoing_text import guarded
 from nocap.launch import attempt
 from nocap.launch.plan import Plan, plan
 from nocap.launch.seed_request import SeedRequest
-from nocap.store.record_files import RunStatus, read_json
-from nocap.store.runs import GRID
+from nocap.store.grid_file import GRID, read_grid
+from nocap.store.record_files import RunStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def planned_cell(folder: Path, identity: str) -> Plan:
         ValueError: it is another run on this machine, or the grid has no such cell.
     """
     path = folder / GRID
-    grid = read_json(path) or {}
+    grid = read_grid(folder) or {}
     matching = [cell for cell in grid.get("cells") or () if cell.get("identity") == identity]
     if not matching:
         raise ValueError(f"{path} has no cell {identity}: type the grid's command again")

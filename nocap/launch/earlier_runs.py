@@ -28,6 +28,7 @@ from nocap.store.checkpoints import (
     MODEL,
     OPTIMIZER,
     STATE,
+    STATE_SHAPE,
     name_of,
     newest_first,
     step_of,
@@ -35,7 +36,7 @@ from nocap.store.checkpoints import (
 from nocap.store.identity import config_that_counts
 from nocap.store.json_shapes import check_shape
 from nocap.store.record import read_record
-from nocap.store.record_files import CONFIG, MANIFEST, SHAPES, RunStatus, digest, read_json
+from nocap.store.record_files import CONFIG, MANIFEST, RunStatus, digest, read_json
 from nocap.store.runs import LAST, find_one
 
 INIT = "trainer.init_from"
@@ -141,7 +142,7 @@ def _teacher(key: str, path: str) -> EarlierRun:
     is_finished = record.status == RunStatus.finished
     value = f"{path}, which is {record.status}"
     require(is_finished, key, "be the folder of a finished run", value)
-    steps = record.summary.get("steps")
+    steps = record.steps
     weights = sums.get(MODEL)
     has_weights = isinstance(weights, str) and step_of(saved[0]) == steps
     require(has_weights, key, f"hold the checkpoint of its last step, {steps}", path)
@@ -219,7 +220,7 @@ def _state(path: Path, sums: Mapping[str, Any]) -> dict[str, Any]:
     is_same = hashlib.sha256(content).hexdigest() == sums[STATE]
     require(is_same, STATE, "match its checksum", "another")
     state: dict[str, Any] = parse_json(content.decode())
-    check_shape(state, SHAPES[STATE], path / STATE)
+    check_shape(state, STATE_SHAPE, path / STATE)
     return state
 
 

@@ -19,8 +19,8 @@ from nocap.launch.plan import Datasets, Plan, plan
 from nocap.launch.seed_request import seed_requests
 from nocap.launch.sweep import key_of
 from nocap.store.file_writing import delete, unfinished
+from nocap.store.grid_file import GRID
 from nocap.store.record_files import digest, write_json
-from nocap.store.runs import GRID
 
 REPORT = "report.html"
 UNFINISHED_S = 60  # after which a file that is half written has no writer any more

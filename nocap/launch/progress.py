@@ -12,6 +12,7 @@ from typing import Any
 
 from nocap.config.outgoing_text import redact, trusted, visible
 from nocap.display import time_left
+from nocap.row_keys import TOKENS_PER_S, TRAIN_LOSS, VAL_BPB, VAL_LOSS
 from nocap.store.file_writing import append_text
 from nocap.store.rows_file import Row
 
@@ -68,17 +69,17 @@ class Reporter:
         now = time.monotonic()
         step = row["step"]
         parts = [f"step {step:>6}/{self._steps}"]
-        if "train/loss" in row:
-            loss = _number(row["train/loss"])
+        if TRAIN_LOSS in row:
+            loss = _number(row[TRAIN_LOSS])
             parts.append(f"train {loss}")
-        if "val/loss" in row:
-            self._val = f"val {_number(row['val/loss'])}"
+        if VAL_LOSS in row:
+            self._val = f"val {_number(row[VAL_LOSS])}"
             bpb = ""
-            if row.get("val/bpb") is not None:
-                bpb = f" ({row['val/bpb']:.3f} bits per byte)"
+            if row.get(VAL_BPB) is not None:
+                bpb = f" ({row[VAL_BPB]:.3f} bits per byte)"
             parts.append(self._val + bpb)
-        if "train/loss" in row:
-            speed = f"{row['perf/tokens_per_s']:,.0f}"
+        if TRAIN_LOSS in row:
+            speed = f"{row[TOKENS_PER_S]:,.0f}"
             if self._first_row is None:
                 self._first_row = FirstRow(time=now, step=step)
             if self._bar is not None:
@@ -89,7 +90,7 @@ class Reporter:
             rest = time_left(step - first.step, self._steps - step, now - first.time)
             if rest:
                 parts.append(rest)
-        if "val/loss" in row or (self._bar is None and now - self._last_line >= LINE_EVERY_S):
+        if VAL_LOSS in row or (self._bar is None and now - self._last_line >= LINE_EVERY_S):
             self._last_line = now
             self.log("  ".join(parts), drawn=True)
 

@@ -26,6 +26,7 @@ from nocap.launch.earlier_runs import EarlierRun
 from nocap.launch.leftovers import leftovers
 from nocap.launch.plan import Plan
 from nocap.launch.seed_request import SeedRequest
+from nocap.row_keys import WALL, clock_key
 from nocap.store import lease
 from nocap.store.checkout import git_state, uncommitted
 from nocap.store.file_writing import delete, write_file, write_text
@@ -142,7 +143,7 @@ def _spent_s(plan: Plan, attempts: Sequence[Mapping[str, Any]]) -> float:
     logged_s = 0.0
     rows = RowsFile(plan.run_dir / ROWS).rows()
     if rows:
-        logged_s = rows[-1].get("clock/wall_s") or 0.0
+        logged_s = rows[-1].get(clock_key(WALL)) or 0.0
     summed_s = 0.0
     with suppress(ValueError):  # damaged, and named in the plan's notices
         summary = read_json(plan.run_dir / SUMMARY) or {}

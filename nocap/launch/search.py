@@ -37,8 +37,8 @@ from nocap.launch.search_trial import SearchTrial
 from nocap.launch.this_machine import ThisMachine
 from nocap.report.table import Column, Table
 from nocap.store import lease
-from nocap.store.record_files import RunStatus, digest, read_json
-from nocap.store.runs import GRID
+from nocap.store.grid_file import read_grid
+from nocap.store.record_files import RunStatus, digest
 
 MOST_TRIALS = 10  # trials of the table on a terminal
 
@@ -254,7 +254,7 @@ class SearchRun:
 
     def _trials_on_disk(self) -> list[SearchTrial]:
         """Return the trials that `grid.json` lists, by their numbers."""
-        content = read_json(self.grid.folder / GRID)
+        content = read_grid(self.grid.folder)
         if content is None:
             return []
         rows = sorted(content["trials"], key=lambda row: row["trial"])

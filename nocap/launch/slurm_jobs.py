@@ -19,7 +19,7 @@ class SlurmJobs(Executor):
     """What was submitted since the last look becomes arrays of jobs. Slurm restarts them itself."""
 
     goes_on: ClassVar[str] = (
-        "handed over; the same command without --detach waits for the jobs and reports"
+        "Slurm has the jobs; the same command without --detach waits for them and reports"
     )
 
     def __init__(

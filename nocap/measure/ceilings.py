@@ -12,7 +12,7 @@ from nocap.data.batches import microbatches
 from nocap.launch.plan import check_compiler
 from nocap.measure.profile_schema import CeilingJson, Peak
 from nocap.measure.roofline import Count, count
-from nocap.store.step_parts import MODEL_PARTS, STEP_PARTS
+from nocap.step_parts import MODEL_PARTS, STEP_PARTS
 
 Composer = Callable[[Sequence[str]], Run]  # overrides after the user's own → the run they make
 

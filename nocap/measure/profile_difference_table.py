@@ -13,7 +13,7 @@ from nocap.measure.profile_groups import GROUPS, title_of
 from nocap.measure.profile_tables import in_percent
 from nocap.report.table import Column, Table
 from nocap.report.terminal import prose
-from nocap.store.step_parts import part_title
+from nocap.step_parts import part_title
 
 
 def render_differences(differences: Sequence[ProfileDifference]) -> str:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
 from nocap.measure.profile_schema import GroupJson, LayerJson, LeafJson, PartJson, RowJson
-from nocap.store.step_parts import PARTS, STEP_PARTS, part_title
+from nocap.step_parts import PARTS, STEP_PARTS, part_title
 
 K = TypeVar("K", bound=Hashable)
 

@@ -34,7 +34,7 @@ from nocap.measure.subject import Subject
 from nocap.measure.timed_arm import Clock
 from nocap.model.attention_facts import kernel_name
 from nocap.model.flops import flops_per_token
-from nocap.store.step_parts import HELD, PARTS, STEP_PARTS
+from nocap.step_parts import HELD, PARTS, STEP_PARTS
 from nocap.training import memory
 
 # Beyond these limits a CPU was busy: on a quiet one a process had 1.00 of its core, products came

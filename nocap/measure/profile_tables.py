@@ -25,7 +25,7 @@ from nocap.measure.profile_schema import (
 from nocap.measure.subject import SubjectKind
 from nocap.report.table import Column, Table
 from nocap.report.terminal import prose
-from nocap.store.step_parts import HELD, PARTS, part_title
+from nocap.step_parts import HELD, PARTS, part_title
 
 BUSY = 0.8  # of a step: below, the GPU waits for the host
 SLOWED = 1.25  # times: beyond, the profiler lengthens what consists of many small operations

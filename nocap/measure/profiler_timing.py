@@ -34,7 +34,7 @@ from nocap.measure.profiler_ranges import (
 from nocap.measure.subject import Subject, SubjectKind
 from nocap.measure.timed_arm import Clock, TimedArm, random_tokens
 from nocap.model.build import build_model
-from nocap.store.step_parts import HELD
+from nocap.step_parts import HELD
 from nocap.training import memory
 from nocap.training.build import autocast, build, configure_numerics
 from nocap.training.ledger import Ledger

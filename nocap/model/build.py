@@ -50,8 +50,8 @@ def check_plugged_in(run: Run, model: LanguageModel) -> None:
             own_joints = [joint for joint in joints if overrides(idea, joint)]
             if own_joints and not has_part[builder]:
                 raise InputError(
-                    f"ideas.{name} must make a part for its joint {own_joints[0]} in {builder}, "
-                    f"but made none in model.kind={run.model.kind}"
+                    f"ideas.{name} must return a part from {builder} for its joint "
+                    f"{own_joints[0]}, but returned none with model.kind={run.model.kind}"
                 )
             if has_part[builder] and not own_joints:
                 raise InputError(

@@ -27,9 +27,9 @@ from nocap.report import (
 from nocap.report.arm_styles import ArmStyle
 from nocap.report.figures_in_words import gains
 from nocap.report.table import Column, Table
+from nocap.row_keys import LINES
 from nocap.store.file_writing import write_file
 from nocap.store.record import Record
-from nocap.training.ledger import LINES
 
 MANY = 12  # arms; of more not all differences are seen at once
 MOST_FIRST = 10  # differences that are seen then

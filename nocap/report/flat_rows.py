@@ -43,11 +43,11 @@ def _run(run: Record, label: str | None, swept: Sequence[str]) -> dict[str, obje
         row[key] = run.summary.get(key)
     for metric in ("step_ms", "model_mib", "train_s"):
         row[metric] = run.value(metric)
-    row["wall_s"] = run.number("clock_s", "wall")
+    row["wall_s"] = run.wall_s
     row["params"] = run.value("params")
     row["flops_per_token"] = run.number("flops_per_token")
     row["mfu"] = run.number("mfu")
-    row["kernel"] = run.summary["kernel"].get("train")
+    row["kernel"] = run.kernel
     row["devices"] = run.machine.devices
     row["hardware"] = run.hardware.get("name")
     row["fingerprint"] = run.machine.fingerprint

@@ -10,7 +10,7 @@ from nocap.display import shorten
 from nocap.judge.comparison import Comparison
 from nocap.store.record import Record
 
-COMMIT = 12  # letters of a hash
+HASH = 12  # letters
 MOST_NAMES = 3  # machines, or versions, that are named
 
 
@@ -27,12 +27,11 @@ def facts(comparison: Comparison, command: str | None) -> list[Fact]:
     """Return what is known, in the line's order: the first three stand on a page before it is
     opened."""
     runs = [run for run, _ in comparison.runs]
-    versions = [run.manifest["versions"] for run in runs]
     found = [
         Fact(name="runs of", text=_dates(runs)),
-        Fact(name="nocap", text=_each(version.get("nocap") for version in versions)),
+        Fact(name="nocap", text=_each(run.versions.get("nocap") for run in runs)),
         Fact(name="on", text=_each(map(_machine, runs))),
-        Fact(name="torch", text=_each(version.get("torch") for version in versions)),
+        Fact(name="torch", text=_each(run.versions.get("torch") for run in runs)),
         Fact(name="data", text=_each(map(_data, runs))),
         Fact(name="commit", text=_each(map(_commit, runs))),
         Fact(name="command", text=command or "", code=True),
@@ -63,14 +62,12 @@ def _machine(run: Record) -> str:
 
 
 def _data(run: Record) -> str:
-    name = str(run.manifest["options"].get("data", ""))
-    tokens = str(run.parts.get("data", ""))[:COMMIT]
+    name = run.options.get("data", "")
+    tokens = (run.data_hash or "")[:HASH]
     return f"{name} {tokens}".strip()
 
 
 def _commit(run: Record) -> str:
-    git = run.manifest["git"]
-    commit = str(git.get("commit") or "")[:COMMIT]
-    if commit and git.get("diff_sha256"):
-        return f"{commit} with changes"
-    return commit
+    if run.commit and run.has_changes:
+        return f"{run.commit} with changes"
+    return run.commit

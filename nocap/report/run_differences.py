@@ -9,6 +9,7 @@ from nocap.config.keys import flat
 from nocap.judge.arms import ABSENT, spell
 from nocap.judge.comparison_schema import Schema
 from nocap.report.table import Column, Table
+from nocap.store.identity import differing_keys
 from nocap.store.record import Record
 from nocap.store.record import read_record as read
 from nocap.store.record_files import ENDED
@@ -82,7 +83,7 @@ def why(folder_a: Path, folder_b: Path) -> Why:
         raise ValueError(
             f"nocap runs why needs two runs whose records can be read, got {names}: {error}"
         ) from error
-    same_data = a.parts.get("data") == b.parts.get("data")
+    same_data = a.data_hash == b.data_hash
     differences = list[DifferingKey]()
     for (part, x), (_, y) in zip(_parts(a), _parts(b), strict=True):
         if part == "data" and same_data:
@@ -100,16 +101,16 @@ def _parts(run: Record) -> Iterator[tuple[str, Mapping[str, object]]]:
     """Yield the parts of the identity, then the facts that are only recorded."""
     for part in ("config", "source", "environment", "teachers", "init"):
         yield part, run.parts.get(part) or {}
-    data = {"manifest": str(run.parts.get("data"))[:12]}
+    data = {"manifest": str(run.data_hash)[:12]}
     for split in ("train", "val"):
         data[split] = run.tokens_hash(split)[:12]
     yield "data", {**data, **run.manifest["data"]["source"]}
     recorded = {
         "hardware": run.machine_name,
-        "git commit": str(run.manifest["git"].get("commit") or ABSENT)[:12],
-        "kernel": run.summary["kernel"].get("train") or ABSENT,
+        "git commit": run.commit or ABSENT,
+        "kernel": run.kernel or ABSENT,
     }
-    for name, version in run.manifest["versions"].items():
+    for name, version in run.versions.items():
         if name != "torch":
             recorded[f"version of {name}"] = version
     yield RECORDED, recorded
@@ -120,11 +121,8 @@ def _differences(
 ) -> Iterator[DifferingKey]:
     left = _flat(a)
     right = _flat(b)
-    for key in dict.fromkeys([*left, *right]):
-        x = left.get(key, ABSENT)
-        y = right.get(key, ABSENT)
-        if x != y:
-            yield DifferingKey(part=part, key=key, a=x, b=y)
+    for key in differing_keys(left, right):
+        yield DifferingKey(part=part, key=key, a=left.get(key, ABSENT), b=right.get(key, ABSENT))
 
 
 def _flat(tree: Mapping[str, object]) -> dict[str, str]:

@@ -83,7 +83,7 @@ def size_of(folder: Path) -> int:
 
 def swept(run: Record) -> str | None:
     """Return what a run's grid swept, with its own values: options by their names."""
-    values = {**run.config, "seed": run.seed, **run.manifest["options"]}
+    values = {**run.config, "seed": run.seed, **run.options}
     words = list[str]()
     for key in run.attempt["swept"]:
         name = key.rpartition(".")[2]
@@ -139,7 +139,7 @@ _define(RunColumn(name="age", of=age_s, show=age))
 _define(RunColumn(name="size", of=lambda run: size_of(run.folder), show=size))
 _define(RunColumn(name="steps", of=lambda run: run.number("steps"), show=integer))
 _define(RunColumn(name="tokens", of=lambda run: run.number("tokens"), show=count))
-_define(RunColumn(name="wall_s", of=lambda run: run.number("clock_s", "wall"), show=duration))
+_define(RunColumn(name="wall_s", of=lambda run: run.wall_s, show=duration))
 for _name in OF_A_RUN:
     _define(RunColumn(name=_name, of=methodcaller("value", _name), show=METRICS[_name].show))
 

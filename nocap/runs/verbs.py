@@ -32,9 +32,10 @@ from nocap.runs.list_columns import (
 from nocap.store import lease
 from nocap.store.checkpoints import FOLDER, is_folder, saved_steps
 from nocap.store.file_writing import delete
+from nocap.store.grid_file import GRID
 from nocap.store.record import Record, dig, read_record
 from nocap.store.record_files import MANIFEST
-from nocap.store.runs import GRID, find_one, load_runs, run_folders
+from nocap.store.runs import find_one, load_runs, run_folders
 from nocap.study import log
 
 USED_BY = Column(title="used by", keep=True)
@@ -199,10 +200,10 @@ def show(options: argparse.Namespace) -> int:
 def _facts(run: Record, used_by: Sequence[str]) -> dict[str, str]:
     """Return what the record says of a run beside its result, by labels; empty where it says
     nothing."""
-    attempts = plural(len(run.manifest["attempts"]), "attempt")
+    attempts = plural(len(run.attempts), "attempt")
     host = run.attempt.get("host") or "?"
     last = f"{attempts}, the last {age(age_s(run))} ago on {host}"
-    code = {"commit": str(run.manifest["git"].get("commit") or "")[:12], **run.manifest["versions"]}
+    code = {"commit": run.commit, **run.versions}
     versions = [f"{name} {code[name]}" for name in ("commit", "nocap", "torch") if code.get(name)]
     teachers = [str(dig(teacher, "path")) for teacher in run.manifest["teachers"].values()]
     return {

@@ -58,8 +58,8 @@ from nocap.sessions.figures import (
     StepFigures,
 )
 from nocap.sessions.session_file import SessionRequest
+from nocap.step_parts import HELD
 from nocap.store.record_files import write_json
-from nocap.store.step_parts import HELD
 from nocap.store.times import now
 from nocap.training import allocator
 

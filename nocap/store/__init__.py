@@ -10,9 +10,9 @@ Its files:
     json_shapes    what a file of JSON may hold
     record         a run as its folder has it, as one `Record`, with its measurements
     runs           find runs by folder, grid or name, and load the record of each
-    step_parts     the parts of a training step, and what tables call them
     measurement    a value of a metric, of one arm in one repeat
     times          times as records have them, in ISO 8601
+    grid_file      the file of a grid: name, shape, its cells
     grid_timing    times of a grid's arms in turns, as `--time` keeps them
     checkpoints    name checkpoints, find them, and say what is wrong with one
     lease          one holder of a folder, among all machines

@@ -14,7 +14,7 @@ from typing import Any
 from nocap.config.untrusted_files import parse_json, read_text
 from nocap.store.file_writing import paths_in, sha256
 from nocap.store.json_shapes import check_shape
-from nocap.store.record_files import ROWS, SHAPES
+from nocap.store.record_files import ROWS
 from nocap.store.rows_file import read_rows
 
 FOLDER = "checkpoints"  # in a run's folder
@@ -22,6 +22,13 @@ FOLDER = "checkpoints"  # in a run's folder
 MODEL = "model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 STATE = "state.json"
+STATE_SHAPE = {
+    "step": int,
+    "run": str,
+    "clock_s": {...: float},
+    "losses": [float],
+    "optimizer": dict,
+}
 CHECKSUMS = "manifest.json"  # the SHA-256 of the other files
 # what reading a damaged file can raise
 UNREADABLE = (OSError, ValueError, TypeError, RecursionError)
@@ -127,7 +134,7 @@ def state_of(path: Path) -> dict[str, Any]:
     """Read what a checkpoint keeps beside its tensors and rows."""
     file = path / STATE
     state: dict[str, Any] = parse_json(read_text(file))
-    check_shape(state, SHAPES[STATE], file)
+    check_shape(state, STATE_SHAPE, file)
     return {"step": -1, **state}
 
 

@@ -13,7 +13,7 @@ from nocap.config.run import Run
 from nocap.config.trainer import Device
 from nocap.display import shorten
 
-# `nocap.data.shard_cache` has it from here: its own source is in the key of cached data.
+# for `nocap.data.shard_cache`, which says why
 from nocap.store.source_hashes import hashes as hashes
 from nocap.store.source_hashes import source_hashes
 
@@ -56,12 +56,17 @@ def config_that_counts(run: Run) -> dict[str, Any]:
 OF_THE_MACHINE = ("threads", "malloc", "device", "precision", "val_precision", "compile")
 
 
+def differing_keys(was: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
+    """List the keys in which two flat mappings differ, those of the first in front."""
+    return [key for key in dict.fromkeys([*was, *now]) if was.get(key) != now.get(key)]
+
+
 def differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
     """Return what makes two runs differ, each in words: a setting of the machine, `code`, `data`,
     and `config` where it is more than these."""
     before = dict(flat(was))
     after = dict(flat(now))
-    keys = [key for key in dict.fromkeys([*before, *after]) if before.get(key) != after.get(key)]
+    keys = differing_keys(before, after)
     reasons = dict[str, str]()
     config_keys = list[str]()
     modules = list[str]()

@@ -12,6 +12,7 @@ from typing import Any, cast
 from nocap.config.keys import flat, require
 from nocap.config.outgoing_text import redact
 from nocap.metrics import METRICS, OF_A_RUN
+from nocap.row_keys import STEP_MS, TRAIN_LINES, VAL_BPB, VAL_LOSS, WALL, clock_key
 from nocap.store.json_shapes import filled
 from nocap.store.measurement import Ending, Measurement
 from nocap.store.record_files import ENDED, MANIFEST, ROWS, SHAPES, SUMMARY, RunStatus, check_record
@@ -22,8 +23,6 @@ UNKNOWN = "unknown"  # a machine
 Config = Mapping[str, Any]  # of a run, without the seed: key with dots → a value of YAML
 Parts = Mapping[str, Any]  # of an identity
 SYSTEM = "system"  # trainer.malloc of records that do not have it
-# of the clock: what it takes to train a run, and what it learns from
-TRAIN_LINES = ("train", "data", "teacher")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +59,7 @@ class Record:
     status: str  # a `RunStatus`, or what the log of another trainer says
     started: str  # of the first attempt, as the manifest has it
     config: dict[str, Any]  # flat, without the seed
-    parts: Mapping[str, Any]
+    parts: Parts
     manifest: Mapping[str, Any]
     summary: Mapping[str, Any]
     curve: Curve
@@ -89,16 +88,75 @@ class Record:
     @property
     def train_s(self) -> float | None:
         """Return the seconds of training, with its waits for data and a teacher's training."""
-        clock = self.summary["clock_s"]
-        if not clock:
+        if not self.clock_s:
             return None
-        return sum(clock.get(line) or 0.0 for line in TRAIN_LINES)
+        return sum(self.clock_s.get(line) or 0.0 for line in TRAIN_LINES)
+
+    @property
+    def clock_s(self) -> Mapping[str, float | None]:
+        """Return the seconds of each line of the clock, and of their sum."""
+        return cast(Mapping[str, float | None], self.summary["clock_s"])
+
+    @property
+    def wall_s(self) -> float | None:
+        """Return the seconds of all attempts."""
+        return self.number("clock_s", WALL)
+
+    @property
+    def steps(self) -> int | None:
+        """Return the steps that were trained; None: there is no summary, or it does not say it."""
+        return cast(int | None, self.summary.get("steps"))
+
+    @property
+    def tokens(self) -> int | None:
+        """Return the tokens that were trained on; None as for `steps`."""
+        return cast(int | None, self.summary.get("tokens"))
+
+    @property
+    def kernel(self) -> str | None:
+        """Return the attention kernel of the training."""
+        return cast(str | None, self.summary["kernel"].get("train"))
+
+    @property
+    def options(self) -> Mapping[str, str]:
+        """Return the option that was chosen in each group."""
+        return cast(Mapping[str, str], self.manifest["options"])
+
+    @property
+    def versions(self) -> Mapping[str, str]:
+        """Return the version of nocap, and of each library that it ran with."""
+        return cast(Mapping[str, str], self.manifest["versions"])
+
+    @property
+    def commit(self) -> str:
+        """Return the commit of nocap's checkout, in 12 digits; empty where there was none."""
+        return str(self.manifest["git"].get("commit") or "")[:12]
+
+    @property
+    def has_changes(self) -> bool:
+        """Say whether the checkout was not as its commit has it."""
+        return bool(self.manifest["git"].get("diff_sha256"))
+
+    @property
+    def torch(self) -> str:
+        """Return the version of torch that trained it."""
+        return str(dig(self.parts, "environment", "torch"))
+
+    @property
+    def source(self) -> Mapping[str, str]:
+        """Return the hash of each module that computes its numbers."""
+        return self.parts.get("source") or {}
+
+    @property
+    def data_hash(self) -> str | None:
+        """Return the hash of its data, and of how they are read."""
+        return cast(str | None, self.parts.get("data"))
 
     @property
     def when(self) -> tuple[float, int, float, str]:
         """Return what sorts runs, in whatever order they are listed: when a command asked for it,
         where that command had its arm, and when it was started."""
-        request = self.manifest["attempts"][0]["asked"]
+        request = self.attempts[0]["asked"]
         started = moment(self.started)
         if started is None:
             started = -math.inf
@@ -108,9 +166,14 @@ class Record:
         return requested, request.get("place") or 0, started, self.folder.name
 
     @property
+    def attempts(self) -> Sequence[Mapping[str, Any]]:
+        """Return the attempts, the first one first."""
+        return cast(Sequence[Mapping[str, Any]], self.manifest["attempts"])
+
+    @property
     def attempt(self) -> Mapping[str, Any]:
         """Return the last attempt."""
-        return cast(Mapping[str, Any], self.manifest["attempts"][-1])
+        return self.attempts[-1]
 
     @property
     def hardware(self) -> Mapping[str, Any]:
@@ -151,7 +214,7 @@ class Record:
         its shards has the hash of its data."""
         shards = self.manifest["data"][split]
         hashes = [str(shard["sha256"]) for shard in shards if shard.get("sha256")]
-        return "+".join(hashes) or str(self.parts.get("data"))
+        return "+".join(hashes) or str(self.data_hash)
 
 
 def measurements(record: Record) -> list[Measurement]:
@@ -218,21 +281,21 @@ def read_record(folder: Path, *, rows: bool = True) -> Record:
 
 def _curve(rows: Sequence[Row]) -> Curve:
     """Return the validations among logged rows."""
-    points = [row for row in rows if row.get("val/loss") is not None]
+    points = [row for row in rows if row.get(VAL_LOSS) is not None]
     return Curve(
         step=[row["step"] for row in points],
         tokens=[row.get("tokens") or 0 for row in points],
         train_s=[train_s(row) for row in points],
-        val_loss=[row["val/loss"] for row in points],
-        val_bpb=[row.get("val/bpb") for row in points],
+        val_loss=[row[VAL_LOSS] for row in points],
+        val_bpb=[row.get(VAL_BPB) for row in points],
     )
 
 
 def train_s(row: Row) -> float:
     """Return the seconds of training before this row's validation. Its clock is read after the step
     that follows the validation."""
-    clock_s = sum(row.get(f"clock/{line}_s") or 0.0 for line in TRAIN_LINES)
-    step_s = (row.get("perf/step_ms") or 0.0) / 1e3
+    clock_s = sum(row.get(clock_key(line)) or 0.0 for line in TRAIN_LINES)
+    step_s = (row.get(STEP_MS) or 0.0) / 1e3
     return max(0.0, clock_s - step_s)
 
 

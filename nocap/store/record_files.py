@@ -58,12 +58,13 @@ def _each(shape: Shape, keys: str) -> dict[str, Shape]:
 _NUMBERS = {...: float}
 _TEXTS = {...: str}
 _HARDWARE = _each(str, "fingerprint name host malloc")
-_REQUEST = {"at": str, "seeds": [int], "place": int, "length_of": str}
+# what a command asks of an arm, in a manifest and in the file of a grid
+REQUEST = {"at": str, "seeds": [int], "place": int, "length_of": str}
 _ATTEMPT = (
     _each(str, "started host grid")
     | _each(int, "devices threads")
     | {"spent_s": float, "swept": [str]}
-    | {"asked": _REQUEST}
+    | {"asked": REQUEST}
 )
 _PARTS = {
     "config": dict,
@@ -111,17 +112,6 @@ SHAPES: dict[str, Shape] = {
         "hardware": _HARDWARE,
         "data": {"manifest": str},
         "sha256": _TEXTS,
-    },
-    "grid.json": {
-        "name": str,
-        "cells": [_each(str, "identity run arm") | {"seed": int, "asked": _REQUEST}],
-    },
-    "state.json": {
-        "step": int,
-        "run": str,
-        "clock_s": _NUMBERS,
-        "losses": [float],
-        "optimizer": dict,
     },
 }
 

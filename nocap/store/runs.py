@@ -16,6 +16,7 @@ from pathlib import Path
 from nocap.config.keys import require
 from nocap.config.paths import expanded
 from nocap.display import plural, shorten
+from nocap.store.grid_file import GRID, GridCell, cells_of, is_grid
 from nocap.store.grid_timing import Timing, timings_in
 from nocap.store.record import Record, read_record
 from nocap.store.record_files import MANIFEST, SUMMARY, digest, read_json
@@ -24,7 +25,6 @@ from nocap.store.times import moment
 OUTPUTS = Path("outputs")  # names are looked for here
 LAST = "last"  # the run that was started or gone on with last
 CANDIDATES = 8  # that a message lists
-GRID = "grid.json"  # in a grid's folder: {"cells": [{"identity": …}, …]}
 
 
 @dataclass(kw_only=True, slots=True)
@@ -70,7 +70,7 @@ def load_runs(paths: Iterable[str | Path], *, outputs: Path = OUTPUTS, rows: boo
     lengths = _lengths(grids)
     for identity, record in by_identity.items():
         found.records.append(replace(record, length_of=lengths.get(identity, record.length_of)))
-    is_one_grid = len(arguments) == 1 and (expanded(arguments[0]) / GRID).is_file()
+    is_one_grid = len(arguments) == 1 and is_grid(expanded(arguments[0]))
     if not is_one_grid:
         found.records.sort(key=lambda record: record.when)
     for path in arguments:
@@ -98,7 +98,7 @@ def _records(folders: Iterable[Path], found: Found, *, rows: bool) -> dict[str, 
 def _grids(arguments: Sequence[str]) -> list[Path]:
     """List the folders of grids among these paths."""
     folders = map(expanded, arguments)
-    return [folder for folder in folders if (folder / GRID).is_file() and not _is_run(folder)]
+    return [folder for folder in folders if is_grid(folder) and not _is_run(folder)]
 
 
 def _lengths(grids: Sequence[Path]) -> dict[str, str | None]:
@@ -106,7 +106,7 @@ def _lengths(grids: Sequence[Path]) -> dict[str, str | None]:
     first."""
     lengths = dict[str, str | None]()
     for grid in grids:
-        for cell in _cells(grid):
+        for cell in cells_of(grid):
             lengths[cell.identity] = cell.length_of
     return lengths
 
@@ -212,8 +212,9 @@ def _below(target: Path) -> list[Path]:
     """List the run folders of a run, of a grid in its cells' order, or of a folder by name."""
     if _is_run(target):
         return [target]
-    if (target / GRID).is_file():
-        return [cell.folder for cell in _cells(target) if cell.folder is not None]
+    if is_grid(target):
+        folders = [_folder_of(cell, target) for cell in cells_of(target)]
+        return [folder for folder in folders if folder is not None]
     return run_folders(_place_of_runs(target))
 
 
@@ -227,48 +228,25 @@ def holds_runs(folder: Path) -> bool:
     return _is_run(folder) or bool(run_folders(_place_of_runs(folder)))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GridCell:
-    """A cell as the file of its grid lists it."""
-
-    identity: str
-    name: str  # of its run's folder, as the grid has planned it
-    length_of: str | None  # the arm whose other length it shows
-    folder: Path | None  # of its run; None: nobody started it
-
-
-def _cells(grid: Path) -> list[GridCell]:
-    """Return a grid's cells. Their runs lie beside all others in `runs/`. A damaged run is known by
-    the name that it was given."""
+def _folder_of(cell: GridCell, grid: Path) -> Path | None:
+    """Return the folder of a cell's run, beside all others in `runs/`; None: nobody started it. A
+    damaged run is known by the name that it was given."""
     root = grid.absolute().parents[1] / "runs"
-    content = read_json(grid / GRID) or {}
-    cells = list[GridCell]()
-    for row in content.get("cells") or ():
-        identity = row and row.get("identity")
-        if not identity:
-            continue
-        name = row.get("run") or identity
-        folder = of_identity(root, identity)
-        if folder is None:
-            folder = root / Path(name).name  # never outside
-        request = row.get("asked") or {}
-        cell = GridCell(
-            identity=identity,
-            name=name,
-            length_of=request.get("length_of"),
-            folder=folder if _is_run(folder) else None,
-        )
-        cells.append(cell)
-    return cells
+    folder = of_identity(root, cell.identity)
+    if folder is None:
+        folder = root / Path(cell.name).name  # never outside
+    if not _is_run(folder):
+        return None
+    return folder
 
 
 def without_record(target: Path) -> Iterator[str]:
     """Yield lines about a grid's cells that have no record, and about other cells than those whose
     digest the folder's name has."""
-    if _is_run(target) or not (target / GRID).is_file():
+    if _is_run(target) or not is_grid(target):
         return
-    cells = _cells(target)
-    missing = [cell.name for cell in cells if cell.folder is None]
+    cells = cells_of(target)
+    missing = [cell.name for cell in cells if _folder_of(cell, target) is None]
     if missing:
         yield f"{target}: {plural(len(missing), 'cell')} without a record ({shorten(missing)})"
     digest_in_name = re.search(r"-([0-9a-f]{8})$", target.absolute().name)

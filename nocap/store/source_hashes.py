@@ -44,6 +44,7 @@ QUIET = (
     "nocap.metrics",
     "nocap.options",  # the package, not its modules
     "nocap.outside",
+    "nocap.row_keys",
     "nocap.config*",
     "nocap.store*",
     "nocap.data.shards",  # its content is in the data's hash

@@ -8,7 +8,7 @@ from nocap.judge.claim import Claim, Rule
 from nocap.sessions.figures import Figures, PartFigures, StepFigures
 from nocap.sessions.places import BENCH, PACE, PARTS
 from nocap.sessions.session_file import SessionFile
-from nocap.store.step_parts import HELD
+from nocap.step_parts import HELD
 from nocap.study.evidence import Evidence
 from nocap.study.spec import Study
 

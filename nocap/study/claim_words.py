@@ -10,8 +10,8 @@ from nocap.judge.claim import Claim, Guard
 from nocap.judge.gain import Gain
 from nocap.metrics import METRICS, Metric, Scale
 from nocap.report import figures_in_words
+from nocap.step_parts import part_title
 from nocap.store.measurement import Per
-from nocap.store.step_parts import part_title
 
 QUALITY = ("val_loss", "val_bpb")  # what a guard of quality is about
 

@@ -4,6 +4,7 @@ computed."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -22,6 +23,18 @@ from nocap.training.cuda_graph import MicroBatchGraph
 from nocap.training.job import Job
 
 
+class ScoreTime(NamedTuple):
+    """Say how long it took to know which training windows are read."""
+
+    total_s: float
+    now_s: float  # of them, while the trainee was built
+
+    @property
+    def earlier_s(self) -> float:
+        """Return what other runs have spent on it."""
+        return self.total_s - self.now_s
+
+
 @dataclass(kw_only=True)
 class Trainee:
     """What a step updates, and what it reads."""
@@ -33,8 +46,7 @@ class Trainee:
     logs: Logs  # what the model's modules log in a forward
     train: Windows
     val: Windows
-    scores_s: float = 0.0  # what scores of the training windows took
-    scores_now_s: float = 0.0  # when the trainee was built
+    scores: ScoreTime
     # a micro-batch, where `trainer.cuda_graphs`: `nocap.training.warm_up` makes it
     graph: MicroBatchGraph | None = None
     next_batch: NextBatch | None = None
@@ -82,12 +94,10 @@ def build(job: Job) -> Trainee:
         forward = DistributedDataParallel(model, gradient_as_bucket_view=True)
     train = train_windows(run, job.train_shards)
     val = val_windows(run, job.val_shards)
-    scores_s = 0.0
-    scores_now_s = 0.0
-    for idea in run.ideas.values():
-        seconds, seconds_now = idea.arrange(train, job)
-        scores_s += seconds
-        scores_now_s += seconds_now
+    times = [ScoreTime(*idea.arrange(train, job)) for idea in run.ideas.values()]
+    scores = ScoreTime(
+        total_s=sum(time.total_s for time in times), now_s=sum(time.now_s for time in times)
+    )
     return Trainee(
         model=model,
         parameters=list(model.parameters()),
@@ -96,8 +106,7 @@ def build(job: Job) -> Trainee:
         logs=logs,
         train=train,
         val=val,
-        scores_s=scores_s,
-        scores_now_s=scores_now_s,
+        scores=scores,
     )
 
 

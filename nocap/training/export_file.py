@@ -13,10 +13,9 @@ from safetensors.torch import save
 
 from nocap.config.outgoing_text import redact
 from nocap.config.plain import from_plain, to_plain
-from nocap.config.run import Run
 from nocap.config.untrusted_files import parse_json
 from nocap.model.build import build_model
-from nocap.model.language_model import LanguageModel
+from nocap.row_keys import VAL_LOSS
 from nocap.store.checkpoints import UNREADABLE
 from nocap.store.file_writing import write_file
 from nocap.store.record import read_record
@@ -24,7 +23,15 @@ from nocap.store.record_files import ROWS
 from nocap.store.rows_file import RowsFile
 from nocap.training.state import difference, put_weights, weights
 from nocap.training.step import enter_step
-from nocap.training.trained import Log, check_finite, code_of, log_other_code, no_log, trained
+from nocap.training.trained import (
+    Log,
+    TrainedModel,
+    check_finite,
+    code_of,
+    log_other_code,
+    no_log,
+    trained,
+)
 
 
 def write_export(run_dir: Path, path: Path, *, log: Log) -> dict[str, Any]:
@@ -40,7 +47,7 @@ def write_export(run_dir: Path, path: Path, *, log: Log) -> dict[str, Any]:
     val_loss = None
     for row in RowsFile(run_dir / ROWS).rows():
         if row["step"] == step:
-            val_loss = row.get("val/loss")
+            val_loss = row.get(VAL_LOSS)
             break
     about = {
         "name": record.name,
@@ -60,7 +67,7 @@ def write_export(run_dir: Path, path: Path, *, log: Log) -> dict[str, Any]:
     return about
 
 
-def read_export(path: Path, *, log: Log = no_log) -> tuple[Run, LanguageModel, int]:
+def read_export(path: Path, *, log: Log = no_log) -> TrainedModel:
     """Return the run of an exported file, its model on the CPU in evaluation, and the step.
 
     Errors:
@@ -88,4 +95,4 @@ def read_export(path: Path, *, log: Log = no_log) -> tuple[Run, LanguageModel, i
     check_finite(path, tensors.values())
     put_weights(model, tensors)
     enter_step(run, model, max(step - 1, 0))
-    return run, model.eval(), step
+    return TrainedModel(run, model.eval(), step)

@@ -7,16 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-LINES = {  # and what a report calls them, in its order
-    "train": "training steps",
-    "data": "waiting for data",
-    "compile": "compiling",
-    "val": "validation",
-    "checkpoint": "checkpoints",
-    "startup": "start-up",
-    "teacher": "a teacher's training",
-    "other": "other",
-}
+from nocap.row_keys import LINES, WALL
 
 
 class Ledger:
@@ -57,14 +48,19 @@ class Ledger:
         finally:
             self._switch(previous)
 
+    def move(self, seconds: float, *, source: str, target: str) -> None:
+        """Take seconds from a line, and put them into another."""
+        self._seconds[source] -= seconds
+        self._seconds[target] += seconds
+
     def started_up(self) -> None:
         """End the start-up: what no line claims from here on is `other`."""
         self._switch("other")
 
     def seconds(self) -> dict[str, float]:
-        """Return the seconds of all lines, and `wall`, their sum."""
+        """Return the seconds of all lines, and `WALL`, their sum."""
         self._switch(self._line)
-        return {**self._seconds, "wall": sum(self._seconds.values())}
+        return {**self._seconds, WALL: sum(self._seconds.values())}
 
     def cpu_seconds(self) -> dict[str, float]:
         """Return this attempt's CPU time, by line."""

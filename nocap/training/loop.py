@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 
+from nocap.row_keys import SPIKE, VAL_LOSS
 from nocap.store.record_files import RunStatus
 from nocap.store.rows_file import Row
 from nocap.training.build import Trainee, build, configure_numerics
 from nocap.training.job import Job
 from nocap.training.ledger import Ledger
 from nocap.training.probe import probe
-from nocap.training.recorder import Outcome
+from nocap.training.recorder import Outcome, Recorder
 from nocap.training.resume import resume
 from nocap.training.step import enter_step, settle, take_step
 from nocap.training.validation import validate
@@ -23,7 +24,11 @@ def train(job: Job) -> Outcome:
     t = job.run.trainer
     configure_numerics(job.run)
     trainee = build(job)
-    first, recorder = resume(job, trainee)
+    start = resume(job, trainee)
+    first = start.step
+    recorder = Recorder(job, trainee, clock_s=start.clock_s, losses=start.losses)
+    if job.world.is_main:
+        job.on_start(recorder.restore_rows(start.checkpoint))
     probe(job, trainee, step=first)
     with job.stop_at_once():  # compiling may take a minute, and no step is lost
         saved_mib = warm_up(job, trainee, recorder.ledger, step=first)
@@ -37,7 +42,7 @@ def train(job: Job) -> Outcome:
             row |= recorder.val_row(val_loss(job, trainee, recorder.ledger, step=step))
         update = take_step(job, trainee, recorder.ledger, step=step)
         row |= recorder.train_row(update, step=step)
-        if "val/loss" in row or "train/spike" in row or _due(step, t.log_every):
+        if VAL_LOSS in row or SPIKE in row or _due(step, t.log_every):
             recorder.write(row)
         if not update.finite:
             divergence = recorder.diverged(update, step=step)

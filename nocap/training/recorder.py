@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -15,6 +15,23 @@ from nocap.config import hardware
 from nocap.model.attention_facts import kernel_name
 from nocap.model.build import count_parameters
 from nocap.model.flops import flops_per_token
+from nocap.row_keys import (
+    GRAD_NORM,
+    LOGGED,
+    MFU,
+    PEAK_MIB,
+    SPIKE,
+    STEP_LINES,
+    STEP_MS,
+    TOKEN_US,
+    TOKENS_PER_S,
+    TRAIN,
+    TRAIN_LOSS,
+    VAL_BPB,
+    VAL_LOSS,
+    WALL,
+    clock_key,
+)
 from nocap.store.checkpoints import FOLDER, step_of
 from nocap.store.record_files import ROWS, RunStatus
 from nocap.store.rows_file import Row, RowsFile
@@ -25,39 +42,36 @@ from nocap.training.ledger import Ledger
 from nocap.training.saving import CheckpointWriter, prune
 from nocap.training.spikes import SIGMAS, WINDOW, above
 from nocap.training.step import Update, settle
-from nocap.training.summary import LOGGED
+from nocap.training.summary import Totals
 
 SHORT_S = 60.0  # of wall clock, that a run may lose to a kill in its last validation
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """How training ended. `totals` are keys of `summary.json` that are measured once a run."""
+    """Say how training ended."""
 
     status: RunStatus  # finished, preempted or diverged
     step: int
     ledger: Ledger
-    totals: dict[str, Any] = field(default_factory=dict)
+    totals: Totals
 
 
 class Recorder:
-    """The record of one attempt, which goes on from the clock and the losses of the attempts
+    """Keep the record of one attempt, which goes on from the clock and the losses of the attempts
     before."""
 
     def __init__(
-        self, job: Job, trainee: Trainee, *, clock_s: dict[str, float], losses: Iterable[float]
+        self, job: Job, trainee: Trainee, *, clock_s: Mapping[str, float], losses: Iterable[float]
     ) -> None:
         self.job = job
         self.trainee = trainee
         self.flops, self.flops_basis = flops_per_token(job.run, vocab_size=job.vocab_size)
-        # Of the start-up, scores are a teacher's work, which counts as training.
-        before = {
-            "teacher": job.teacher_s + trainee.scores_s,
-            "startup": -trainee.scores_now_s,
-            **clock_s,
-        }
+        before = {"teacher": job.teacher_s + trainee.scores.earlier_s, **clock_s}
         lost_s = max(0.0, job.spent_s - sum(before.values()))
         self.ledger = Ledger(started=job.started, before=before, lost_s=lost_s)
+        if not clock_s:  # scores are a teacher's work, which counts as training
+            self.ledger.move(trainee.scores.now_s, source="startup", target="teacher")
         self.metrics = RowsFile(job.run_dir / ROWS, stage=job.stage)
         self.on_gpu = job.world.device.type == "cuda"
         self.checkpoints = CheckpointWriter(
@@ -87,7 +101,7 @@ class Recorder:
     def _busy_s(self) -> float:
         """Return the seconds of training so far: on a CPU in CPU time, not by the clock."""
         seconds = self.ledger.seconds() if self.on_gpu else self.ledger.cpu_seconds()
-        return seconds["train"] + seconds["data"]
+        return sum(seconds[line] for line in STEP_LINES)
 
     def save(self, *, step: int, last: bool = False) -> None:
         """Write the checkpoint of `step`, in rank 0; the rows before it reach the disk first.
@@ -103,7 +117,7 @@ class Recorder:
         with self.ledger.charge("checkpoint"):
             self.metrics.sync()
             clock_s = self.ledger.seconds()
-            clock_s.pop("wall")
+            clock_s.pop(WALL)
             state = {
                 "run": self.job.run_dir.name,
                 "clock_s": clock_s,
@@ -123,20 +137,20 @@ class Recorder:
     def save_end(self) -> None:
         """Save the weights of the last step, unless they do not stay and the run can be trained
         again in a minute."""
-        if self.job.keeps_last or self.ledger.seconds()["wall"] > SHORT_S:
+        if self.job.keeps_last or self.ledger.seconds()[WALL] > SHORT_S:
             self.save(step=self.job.run.trainer.steps, last=True)
 
-    def resume(self, own: Path | None) -> list[Row]:
-        """Return the rows of the run's own checkpoint that it goes on from, put back where the file
-        has others; none without one."""
+    def restore_rows(self, checkpoint: Path | None) -> list[Row]:
+        """Cut the rows back to the run's own checkpoint that it goes on from, and return them; none
+        without one."""
         t = self.job.run.trainer
         # killed after its last save: perhaps before it had deleted the older ones
-        if own and step_of(own) == t.steps:
-            prune(own.parent, keep=1, always=t.keep_steps)
+        if checkpoint and step_of(checkpoint) == t.steps:
+            prune(checkpoint.parent, keep=1, always=t.keep_steps)
         content = b""
-        if own:
-            content = (own / ROWS).read_bytes()
-        self._log(self.metrics.put_back(content, source=str(own)))
+        if checkpoint:
+            content = (checkpoint / ROWS).read_bytes()
+        self._log(self.metrics.put_back(content, source=str(checkpoint)))
         return self.metrics.rows()
 
     def _log(self, lines: Iterable[str]) -> None:
@@ -146,10 +160,10 @@ class Recorder:
     def val_row(self, loss: float) -> Row:
         """Return the validation loss and, where the text's bytes are known, bits per byte; `null`
         where the loss is not finite."""
-        row: Row = {"val/loss": _finite(loss)}
+        row: Row = {VAL_LOSS: _finite(loss)}
         if self.job.val_bytes is not None and math.isfinite(loss):
             nats = loss * self.job.run.trainer.val_tokens
-            row["val/bpb"] = nats / (math.log(2) * self.job.val_bytes)
+            row[VAL_BPB] = nats / (math.log(2) * self.job.val_bytes)
         return row
 
     def train_row(self, update: Update, *, step: int) -> Row:
@@ -164,18 +178,18 @@ class Recorder:
         if self.flops is not None:
             flops_per_s = tokens_per_s * self.flops
         world_size = self.job.world.size
-        row: Row = {"train/loss": _finite(update.parts.get("next_token", update.loss))}
+        row: Row = {TRAIN_LOSS: _finite(update.parts.get("next_token", update.loss))}
         for name, loss in update.parts.items():
             if name != "next_token":
-                row[f"train/loss_{name}"] = _finite(loss)
+                row[f"{TRAIN_LOSS}_{name}"] = _finite(loss)
         for name, value in update.logged.items():
             row[f"{LOGGED}{name}"] = _finite(value)
-        row["train/grad_norm"] = _finite(update.grad_norm)
+        row[GRAD_NORM] = _finite(update.grad_norm)
         for name, lr in update.lrs.items():
-            row[f"train/{name}"] = lr
-        row["perf/step_ms"] = update.step_ms
-        row["perf/tokens_per_s"] = tokens_per_s
-        row["perf/mfu"] = hardware.utilization(flops_per_s, t.device, t.precision, world_size)
+            row[f"{TRAIN}{name}"] = lr
+        row[STEP_MS] = update.step_ms
+        row[TOKENS_PER_S] = tokens_per_s
+        row[MFU] = hardware.utilization(flops_per_s, t.device, t.precision, world_size)
         row |= self._spike(update, step=step)
         return row
 
@@ -192,18 +206,18 @@ class Recorder:
             f"spike at step {step}: loss {update.loss:.4f}, {sigmas:.1f} standard deviations "
             f"above normal: {self._batch(step)}"
         )
-        return {"train/spike": sigmas}
+        return {SPIKE: sigmas}
 
     def write(self, row: Row) -> None:
         """Append the row, with the memory's peak and the clock so far."""
         if not self.job.world.is_main:
             return
         if self.paces:
-            row["perf/token_us"] = median(self.paces)
+            row[TOKEN_US] = median(self.paces)
             self.paces.clear()
-        row["memory/peak_mib"] = self.peak_mib()
+        row[PEAK_MIB] = self.peak_mib()
         for line, seconds in self.ledger.seconds().items():
-            row[f"clock/{line}_s"] = seconds
+            row[clock_key(line)] = seconds
         self.metrics.append(row)
         self.job.on_row(row)
 
@@ -229,44 +243,51 @@ class Recorder:
         self.job.log(f"diverged: {divergence}")
         return divergence
 
-    def close(self, *, status: RunStatus, step: int, **more: Any) -> Outcome:
-        """Wait for the last checkpoint; return the run's sizes, work, and memory in parts. `more`
-        keys join the totals."""
+    def close(
+        self, *, status: RunStatus, step: int, diverged: Mapping[str, object] | None = None
+    ) -> Outcome:
+        """Wait for the last checkpoint; return the run's sizes, work, and memory in parts.
+        `diverged`: where and how it did."""
         with self.ledger.charge("checkpoint"):
             self._log(self.checkpoints.settle())
             if self.job.world.is_main:
                 self._log(self.metrics.put_back(self.metrics.content, source="this process"))
         t = self.job.run.trainer
-        model = self.trainee.model
-        totals = {
-            "params": count_parameters(model),
-            "flops_per_token": self.flops,
-            "flops_basis": self.flops_basis,
-            **self._memory(),
-            "kernel": {
-                "train": kernel_name(self.job.run, t.precision),
-                "val": kernel_name(self.job.run, t.val_precision),
-            },
-            "train_windows": self.trainee.train.n,
+        kernels = {
+            "train": kernel_name(self.job.run, t.precision),
+            "val": kernel_name(self.job.run, t.val_precision),
         }
-        return Outcome(status=status, step=step, ledger=self.ledger, totals={**totals, **more})
+        totals = Totals(
+            params=count_parameters(self.trainee.model),
+            flops_per_token=self.flops,
+            flops_basis=self.flops_basis,
+            memory_mib=self._memory_mib(),
+            memory_notes=self._memory_notes(),
+            kernel=kernels,
+            n_windows=self.trainee.train.n,
+            diverged=diverged,
+        )
+        return Outcome(status=status, step=step, ledger=self.ledger, totals=totals)
 
-    def _memory(self) -> dict[str, Any]:
-        """Return the memory in parts, and what each of them is."""
+    def _memory_mib(self) -> dict[str, float]:
+        """Return the memory in parts."""
         peak = self.peak_mib()
         model = self.trainee.model
         parts = memory.parts_mib(model.parameters(), self.trainee.optimizers, model.kept_around())
         parts["activations"] = self.saved_mib
+        model_mib = sum(parts.values())
         if self.on_gpu:
             model_mib = peak
+        return {"peak": peak, "model": model_mib, **parts}
+
+    def _memory_notes(self) -> dict[str, str]:
+        """Say what the parts of the memory are."""
+        counted = "counted: parameters, gradients, optimizer and activations"
+        notes = {"peak": "resident, all libraries included", "model": counted}
+        if self.on_gpu:
             notes = {"peak": "allocated on the GPU after warm-up", "model": "the peak"}
-        else:
-            model_mib = sum(parts.values())
-            counted = "counted: parameters, gradients, optimizer and activations"
-            notes = {"peak": "resident, all libraries included", "model": counted}
         notes["activations"] = "kept by one micro-batch's forward for its backward"
-        sizes = {"peak": peak, "model": model_mib, **parts}
-        return {"memory_mib": sizes, "memory_notes": notes}
+        return notes
 
 
 def _finite(value: float) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,37 @@ import numpy as np
 
 from nocap.config import hardware
 from nocap.config.run import Run
+from nocap.row_keys import (
+    LINES,
+    LOGGED,
+    SPIKE,
+    STEP_LINES,
+    STEP_MS,
+    TOKEN_US,
+    VAL_BPB,
+    VAL_LOSS,
+    WALL,
+    clock_key,
+)
 from nocap.store.record_files import MANIFEST, ROWS, RunStatus, read_json, write_summary
 from nocap.store.rows_file import Row, RowsFile
-from nocap.training.ledger import LINES
 
 QUANTILES = {"median": 50, "p10": 10, "p90": 90}
-LOGGED = "log/"  # begins the keys of what modules log: `nocap.model.logged`
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Totals:
+    """Hold what is measured once a run, at its end. An attempt that was cut short has none of
+    it."""
+
+    params: Mapping[str, int] = field(default_factory=dict)
+    flops_per_token: float | None = None  # None: they could not be counted
+    flops_basis: str | None = None  # how they were counted, or why not
+    memory_mib: Mapping[str, float] = field(default_factory=dict)
+    memory_notes: Mapping[str, str] | None = None  # part of the memory → what it is
+    kernel: Mapping[str, str] = field(default_factory=dict)  # of training and of validation
+    n_windows: int = 0  # of the training data
+    diverged: Mapping[str, object] | None = None  # where and how
 
 
 def summarize(
@@ -28,20 +54,20 @@ def summarize(
     status: RunStatus,
     step: int,
     clock_s: Mapping[str, float],
-    totals: Mapping[str, Any],
+    totals: Totals,
+    error: str | None = None,
 ) -> dict[str, Any]:
     """Return all keys of the contract. A value that could not be measured is null, with the reason
-    beside it."""
-    totals = dict(totals)
+    beside it. `error`: why the attempt was cut short."""
     last: Row = {}  # validation
     for row in rows:
-        if "val/loss" in row:
+        if VAL_LOSS in row:
             last = row
-    spikes = [row["step"] for row in rows if "train/spike" in row]
+    spikes = [row["step"] for row in rows if SPIKE in row]
     tokens = run.tokens_before(step)
-    epoch_tokens = totals.pop("train_windows", 0) * run.model.seq_len
+    epoch_tokens = totals.n_windows * run.model.seq_len
     tokens_per_s = None
-    training_s = clock_s["train"] + clock_s["data"]
+    training_s = sum(clock_s[line] for line in STEP_LINES)
     if step and training_s:
         tokens_per_s = tokens / training_s
     data = manifest["data"]
@@ -53,8 +79,8 @@ def summarize(
         "seed": run.seed,
     }
     reached = {
-        "val_loss": last.get("val/loss"),
-        "val_bpb": last.get("val/bpb"),
+        "val_loss": last.get(VAL_LOSS),
+        "val_bpb": last.get(VAL_BPB),
         "val_bpb_reason": data["val_bytes_reason"],
         "val_step": last.get("step"),
         "steps": step,
@@ -64,24 +90,31 @@ def summarize(
     speed = {
         "tokens_per_s": tokens_per_s,
         "epoch_s": _epoch_s(epoch_tokens, tokens_per_s),
-        "step_ms": _quantiles(rows, "perf/step_ms"),
-        "token_us": _median(rows, "perf/token_us"),
+        "step_ms": _quantiles(rows, STEP_MS),
+        "token_us": _median(rows, TOKEN_US),
         **_mfu(run, tokens_per_s, totals),
     }
     costs = {
-        "flops_per_token": None,
-        "params": {},
-        "memory_mib": {},
+        "flops_per_token": totals.flops_per_token,
+        "params": totals.params,
+        "memory_mib": totals.memory_mib,
         "clock_s": dict(clock_s),
     }
     conditions = {
-        "kernel": {},
+        "kernel": totals.kernel,
         "hardware": manifest["hardware"],
         "data": {"manifest": data["manifest"], "name": run.data.kind},
         "devices": run.trainer.devices,
         "attempts": len(manifest["attempts"]),
     }
-    return {**identified, **reached, **noticed, **speed, **costs, **conditions, **totals}
+    explained = {
+        "flops_basis": totals.flops_basis,
+        "memory_notes": totals.memory_notes,
+        "diverged": totals.diverged,
+        "error": error,
+    }
+    known = {key: value for key, value in explained.items() if value is not None}
+    return {**identified, **reached, **noticed, **speed, **costs, **conditions, **known}
 
 
 def _epoch_s(epoch_tokens: int, tokens_per_s: float | None) -> float | None:
@@ -131,12 +164,12 @@ def cut_short(
     last: Row = {"step": 0}
     if rows:
         last = rows[-1]
-    clock = {line: last.get(f"clock/{line}_s") or 0.0 for line in LINES}
+    clock = {line: last.get(clock_key(line)) or 0.0 for line in LINES}
     attempt = manifest["attempts"][-1]
     spent_s = attempt["spent_s"] + attempt_s
     lost_s = spent_s - sum(clock.values())
     clock["other"] += max(0.0, lost_s)
-    clock["wall"] = sum(clock.values())
+    clock[WALL] = sum(clock.values())
     summary = summarize(
         run,
         manifest,
@@ -144,25 +177,26 @@ def cut_short(
         status=status,
         step=last["step"],
         clock_s=clock,
-        totals={"error": error},
+        totals=Totals(),
+        error=error,
     )
     with suppress(OSError):
         write_summary(run_dir, summary, stage=stage)
     return summary
 
 
-def _mfu(run: Run, tokens_per_s: float | None, totals: Mapping[str, Any]) -> dict[str, Any]:
+def _mfu(run: Run, tokens_per_s: float | None, totals: Totals) -> dict[str, Any]:
     """Return the model's FLOPs as a share of the device's peak, with how they were counted, or why
     it is not known."""
     t = run.trainer
-    flops = totals.get("flops_per_token")
+    flops = totals.flops_per_token
     peak, basis = hardware.peak_flops(t.device, t.precision)
     if peak is None:
         return {"mfu": None, "mfu_basis": basis}
-    if tokens_per_s is None or "flops_basis" not in totals:
+    if tokens_per_s is None or totals.flops_basis is None:
         return {"mfu": None, "mfu_basis": "no step was timed"}
     if flops is None:
-        return {"mfu": None, "mfu_basis": f"FLOPs {totals['flops_basis']}"}
+        return {"mfu": None, "mfu_basis": f"FLOPs {totals.flops_basis}"}
     counted = f"{flops / 1e6:.1f} MFLOP/token (causal attention counted once)"
     share = hardware.utilization(tokens_per_s * flops, t.device, t.precision, t.devices)
     return {"mfu": share, "mfu_basis": f"tokens/s × {counted} / {t.devices} × {basis}"}

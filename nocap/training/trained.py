@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -54,7 +54,15 @@ def _shared(config: Any, written: Any) -> Any:
     return shared
 
 
-def trained(run_dir: Path, *, log: Log = no_log) -> tuple[Run, LanguageModel, int]:
+class TrainedModel(NamedTuple):
+    """Hold a run, its model on the CPU in evaluation, and the step that its weights are of."""
+
+    run: Run
+    model: LanguageModel
+    step: int
+
+
+def trained(run_dir: Path, *, log: Log = no_log) -> TrainedModel:
     """Return the run, its model on the CPU in evaluation with the weights that it is validated
     with, and the step of the checkpoint: the newest valid one. What is wrong with a newer one, and
     code that is not the run's, goes to the log.
@@ -82,7 +90,7 @@ def trained(run_dir: Path, *, log: Log = no_log) -> tuple[Run, LanguageModel, in
     load_validated(newest.path, model, run)
     enter_step(run, model, max(newest.step - 1, 0))
     check_finite(newest.path, model.parameters())
-    return run, model.eval(), newest.step
+    return TrainedModel(run, model.eval(), newest.step)
 
 
 def code_of(manifest: Mapping[str, Any]) -> dict[tuple[str, str], str]:
@@ -121,14 +129,14 @@ def teacher_of(path: str, key: str, *, run: Run, device: torch.device) -> Langua
     Errors:
         InputError: its tokens are others, or its context is shorter.
     """
-    teacher_run, model, _ = trained(expanded(path))
-    name = teacher_run.tokenizer.name
+    teacher = trained(expanded(path))
+    name = teacher.run.tokenizer.name
     if name != run.tokenizer.name:
         raise InputError(f"{key} must be a run of {run.tokenizer.name} tokens, got {name}")
-    seq_len = teacher_run.model.seq_len
+    seq_len = teacher.run.model.seq_len
     if seq_len < run.model.seq_len:
         raise InputError(
             f"{key} must be a run of model.seq_len={run.model.seq_len} or more, got {seq_len}"
         )
-    teacher_run.attention.prepare(teacher_run, device)
-    return model.to(device).requires_grad_(False)
+    teacher.run.attention.prepare(teacher.run, device)
+    return teacher.model.to(device).requires_grad_(False)

@@ -21,6 +21,8 @@ WATCHED = timedelta(days=365)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class World:
+    """Say which of a run's ranks this process is, and let it agree with the others."""
+
     rank: int
     size: int
     device: torch.device

@@ -49,7 +49,7 @@ class Attention(Option):
     }
 
     n_kv_heads: int = key(ge=1, le=65536)  # number of key/value heads; it must divide model.n_head
-    # compute queries, keys and values in one product; its input gradient is then rounded once
+    # compute queries, keys and values in one product; nocap then rounds the input gradient once
     # instead of three times
     merge_qkv: bool = False
 

@@ -23,7 +23,7 @@ class Sliding(Softmax):
     KERNELS: ClassVar[dict[str, tuple[Kernel, ...]]] = {"kernel": LOCAL_KERNELS}
 
     kind: str = "sliding"
-    window: int = key(ge=1, le=2**24)  # number of tokens that a query sees, its own among them
+    window: int = key(ge=1, le=2**24)  # number of tokens that a query sees, with its own
 
     @property
     def window_kernel(self) -> Kernel:
@@ -78,7 +78,7 @@ class Hybrid(Sliding):
     }
 
     kind: str = "hybrid"
-    pattern: str  # a letter a layer, repeated: L is local, with the window; G is global
+    pattern: str  # one letter for each layer, repeated: L has the window, G sees all tokens
     local_kernel: Kernel  # of the layers with a window
 
     def __post_init__(self) -> None:

@@ -41,7 +41,7 @@ class Softmax(Attention):
 
     kind: str = "global"
     kernel: Kernel  # kernel of the attention; nocap never takes another kernel instead
-    # old name of data.document_mask, in records and identities; it must stay null
+    # old name of data.document_mask; it must be null
     document_start: int | None = key(default=None, ge=0, le=2**32)
 
     def __post_init__(self) -> None:

@@ -23,7 +23,7 @@ class Data(Option):
     has_documents: ClassVar[bool] = False  # True: each begins with the tokenizer's end-of-text
 
     order: Order  # order in which training reads the windows of the text
-    # sequences that the sequential order reads at once; a shorter rest of a shard is not read
+    # sequences in one read with data.order=sequential; nocap skips a shorter rest of a shard
     read_sequences: int = key(ge=1, le=2**31, default=16)
     # attention stops where a document ends
     document_mask: bool = key(default=False, added=True, step=True)

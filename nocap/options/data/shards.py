@@ -42,7 +42,7 @@ class Shards(Data):
         val = _matches("data.val", self.val)
         shared = set(map(os.path.realpath, train)) & set(map(os.path.realpath, val))
         first = min(shared, default="")
-        require(not shared, "data.val", "not match a shard of data.train", f"{first} in both")
+        require(not shared, "data.val", "match no file of data.train", f"{first} in both")
         source: dict[str, object] = {
             "kind": "shards",
             "text": True,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @dataclass(kw_only=True, slots=True)
 class Ngrams(Bigram):
     kind: str = "ngrams"
-    sizes: list[int]  # lengths of the n-grams, the current token among them; each has a table
+    sizes: list[int]  # lengths of the n-grams, with the current token; each length has a table
 
     def check(self, run: Run) -> None:
         known = range(2, len(FACTORS) + 1)

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 class X0(WithRate):
     PER_TOKEN = True
     kind: str = "x0"
-    residual: float = key(ge=-1e3, le=1e3)  # λ₁ at the start
-    x0: float = key(ge=-1e3, le=1e3)  # λ₂ at the start
+    residual: float = key(ge=-1e3, le=1e3)  # factor λ₁ of the residual at the start
+    x0: float = key(ge=-1e3, le=1e3)  # factor λ₂ of x0 at the start
 
     def flops_per_token(self, run: Run, *, vocab_size: int) -> float:
         return 0.0

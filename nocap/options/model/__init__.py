@@ -59,7 +59,7 @@ class Model(Option):
     n_head: int = key(ge=1, le=65536)  # number of query heads in each layer
     d_model: int = key(ge=1, le=2**20)  # width: channels of the residual stream
     seq_len: int = key(ge=1, le=2**24, losses=True)  # context length: tokens of one sequence
-    norm_placement: NormPlacement = NormPlacement.pre  # where the norm of a branch f stands
+    norm_placement: NormPlacement = NormPlacement.pre  # place of the norm of each branch f
     # branches whose output is multiplied by 1/√(2·n_layer)
     residual_scale: ResidualScale = ResidualScale.attention
     # number format of the residual stream; bf16 halves its traffic, and rounds after each branch

@@ -36,9 +36,9 @@ class AdamW(Optimizer):
     kind: str = "adamw"
     beta1: float = key(ge=0, lt=1)  # decay rate of the average of the gradients
     beta2: float = key(ge=0, lt=1)  # decay rate of the average of the squared gradients
-    # tokens after which the average of beta2 has halved; nocap then computes beta2 from them
+    # tokens after which a gradient counts half in the average of beta2; nocap then computes beta2
     beta2_half_life_tokens: float | None = key(gt=0, le=1e12, default=None)
-    eps: float = key(gt=0, le=1)  # number that is added to the root in the update's divisor
+    eps: float = key(gt=0, le=1)  # small number in the update's divisor, so that it is never 0
     decay: Decay  # parameters that the weight decay applies to
 
     def check(self, run: Run) -> None:

@@ -30,7 +30,7 @@ class ScheduleFree(AdamW):
 
     def __post_init__(self) -> None:
         Optimizer.__post_init__(self)
-        rule = "be above 0, because otherwise the weights hold nothing of the average"
+        rule = "be above 0, because with 0 the weights do not use the average"
         require(self.beta1 > 0, "optimizer.beta1", rule, self.beta1)
         rule = (
             "be false with optimizer=schedule_free, whose decay acts on another copy of the weights"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class Rope(Position):
     READS: ClassVar[tuple[str, ...]] = ("position.restart",)
     kind: str = "rope"
-    base: float = key(gt=1, le=1e12)  # base of the wavelengths; a larger base turns more slowly
+    base: float = key(gt=1, le=1e12)  # base of the wavelengths; a larger base gives longer ones
 
     def check(self, run: Run) -> None:
         d_head = run.model.d_model // run.model.n_head

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from nocap.config.keys import flat
 from nocap.config.option import Option
 from nocap.metrics import METRICS
+from nocap.row_keys import MFU, PEAK_MIB, WALL, clock_key
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +43,7 @@ class RunFacts:
     def time_of(self, row: Mapping[str, object]) -> float | None:
         """Return when a row was made, in seconds since the epoch; None: the record does not
         tell."""
-        wall_s = row.get("clock/wall_s")
+        wall_s = row.get(clock_key(WALL))
         if not isinstance(wall_s, int | float):
             return None
         zero: float | None = None  # when the run's clock stood at 0, by the attempt of the row
@@ -64,7 +65,7 @@ def at_the_end(summary: Mapping[str, Any]) -> dict[str, Any]:
     """Return `summary.json`, flat, without its nulls. What the rows have too has its name there, so
     that a dashboard shows it once, as it is at the end; what the config says is left out."""
     curves = {"/".join(metric.path): metric.curve for metric in METRICS.values() if metric.curve}
-    curves |= {"mfu": "perf/mfu", "memory_mib/peak": "memory/peak_mib", "steps": "step"}
+    curves |= {"mfu": MFU, "memory_mib/peak": PEAK_MIB, "steps": "step"}
     values = {}
     for key, value in flat(summary, "/"):
         if value is None or key in _IN_CONFIG:
@@ -72,7 +73,7 @@ def at_the_end(summary: Mapping[str, Any]) -> dict[str, Any]:
         head, _, line = key.partition("/")
         name = curves.get(key, key)
         if head == "clock_s":
-            name = f"clock/{line}_s"
+            name = clock_key(line)
         values[name] = value
     return values
 
@@ -110,7 +111,7 @@ class Tracker(Option):
     uploads: ClassVar[bool] = False  # to a server, which `nocap.runs sync` can send a record later
     # modules that take long to import: the runs of a grid share one import of them
     imports: ClassVar[tuple[str, ...]] = ()
-    # more trackers that get the same rows; they must need no keys
+    # more trackers that get the same rows; only trackers that work without keys
     also: list[str] = field(default_factory=list)
 
     def check_start(self) -> None:

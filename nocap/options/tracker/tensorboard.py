@@ -50,7 +50,7 @@ class _Session(TrackerSession):
             from torch.utils.tensorboard import SummaryWriter
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(
-                "it needs tensorboard: pip install 'nocap[tensorboard]'"
+                "tensorboard is not installed: pip install 'nocap[tensorboard]'"
             ) from error
         self.url_or_hint = f"tensorboard --logdir {shlex.quote(str(facts.run_dir.parent))}"
         self._writer: Any = SummaryWriter(log_dir=str(folder))

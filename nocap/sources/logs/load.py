@@ -31,6 +31,7 @@ from nocap.sources.logs.rows import runs_of, title
 from nocap.sources.logs.run import LogRun
 from nocap.sources.logs.run_names import RunNames
 from nocap.store import runs
+from nocap.store.grid_file import is_grid
 from nocap.store.record_files import RunStatus
 from nocap.store.runs import Found
 
@@ -96,7 +97,7 @@ def _common_parts(every: Sequence[Sequence[str]]) -> int:
 def _may_be_logs(path: str) -> bool:
     """Say whether a path is there and is nothing of nocap's own."""
     file = expanded(path)
-    if (file / runs.GRID).is_file():
+    if is_grid(file):
         return False
     if file.is_dir():
         return not runs.holds_runs(file)

@@ -22,6 +22,7 @@ from nocap.options.tracker.wandb.login import teardown
 from nocap.options.tracker.wandb.mirror_place import MirrorPlace
 from nocap.options.tracker.wandb.names import BEST, curve_name, ends_of
 from nocap.options.tracker.wandb.queries import rows_on_server
+from nocap.row_keys import CLOCK, VAL_LOSS, clock_key
 
 SLOW_FINISH_S = 3600.0  # where a checkpoint is sent
 RESEND_FINISH_S = 600.0  # of a record that is sent later, which no training waits for
@@ -100,10 +101,10 @@ class WandbSession(TrackerSession):
         failure = f"stopped mirroring at step {step}"
         # a curve has no point there
         values = {curve_name(name): value for name, value in row.items() if value is not None}
-        clocks = [name for name in values if name.startswith("clock/")]
+        clocks = [name for name in values if name.startswith(CLOCK)]
         for name in sorted(clocks):
             self._hide(name, failure)
-        train_s = row.get("clock/train_s")
+        train_s = row.get(clock_key("train"))
         if isinstance(train_s, int | float):
             values["hours"] = train_s / 3600
         row_time = self._facts.time_of(row)
@@ -124,7 +125,7 @@ class WandbSession(TrackerSession):
 
     def _note_best(self, row: Mapping[str, object]) -> None:
         """Keep the lowest validation loss, and the first step at the target or below it."""
-        loss = row.get("val/loss")
+        loss = row.get(VAL_LOSS)
         target = self._tracker.target
         best = self._ends.get(BEST)
         if not isinstance(loss, int | float):
@@ -264,7 +265,9 @@ class WandbSession(TrackerSession):
 
     def _not_sent(self, reason: str) -> None:
         self.url_or_hint = self._hint
-        self._silence(f"not everything was uploaded ({reason}); this sends it: {self._hint}")
+        self._silence(
+            f"nocap did not upload everything ({reason}); this command sends the rest: {self._hint}"
+        )
 
     def _silence(self, reason: str) -> None:
         if not self._is_quiet:

@@ -6,6 +6,16 @@ import hashlib
 from collections.abc import Mapping
 
 from nocap.options.tracker import at_the_end
+from nocap.row_keys import (
+    CLOCK,
+    MFU,
+    MODEL_MIB,
+    STEP_MS,
+    TOKENS_PER_S,
+    TRAIN_LOSS,
+    VAL_BPB,
+    VAL_LOSS,
+)
 
 # characters
 LONGEST_NAME = 128
@@ -18,8 +28,8 @@ AXES = ("step", "tokens", "hours")
 BEST = "eval/best"
 # The table of runs has these while a run trains; others only have their curve.
 SHOWN = (
-    *("val/loss", "val/bpb", "train/loss"),
-    *("perf/tokens_per_s", "perf/step_ms", "perf/mfu", "memory/model_mib", "status"),
+    *(VAL_LOSS, VAL_BPB, TRAIN_LOSS),
+    *(TOKENS_PER_S, STEP_MS, MFU, MODEL_MIB, "status"),
 )
 OF_COMPARISONS = ("arms", "runs")
 
@@ -38,7 +48,7 @@ def ends_of(summary: Mapping[str, object]) -> dict[str, object]:
     ends = dict[str, object]()
     for name, value in at_the_end(summary).items():
         is_column = name in (*SHOWN, *OF_COMPARISONS)
-        is_spent = name.startswith("clock/") and bool(value)
+        is_spent = name.startswith(CLOCK) and bool(value)
         if is_column or is_spent:
             ends[curve_name(name)] = value
     return ends
