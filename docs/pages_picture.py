@@ -42,7 +42,7 @@ def make(folder: str) -> None:
     import tests
     from nocap.judge.compare import compare
     from nocap.report import comparison_page
-    from nocap.sources import race_page
+    from nocap.sources.races import result_page
     from nocap.store.runs import Found
     from tests.made_grid import made, record_of
     from tests.test_race import made_race
@@ -56,7 +56,7 @@ def make(folder: str) -> None:
     comparison_page.write(compare(Found(records=records)), pages / "arms.html")
     with tempfile.TemporaryDirectory() as place:
         race = made_race(Path(place), random.Random(3), gain=30.0, pairs=3)
-        (pages / "race.html").write_text(race_page.render(race, race.run()))
+        (pages / "race.html").write_text(result_page.render(race, race.run()))
     repository = Path(str(tests.__file__)).parents[1]
     shutil.copy(repository / "experiments" / "board.html", pages / "board.html")
 

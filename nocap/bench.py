@@ -91,7 +91,8 @@ def _bench(options: argparse.Namespace) -> int:
     require(len(overrides) >= 2, "--arm", rule, len(overrides))
     runs = compose_arms(base, overrides)
     from nocap.measure.bench import carry_out  # torch, once the arms are known to be right
-    from nocap.measure.bench_result import ArmStatus, written
+    from nocap.measure.bench_json import written
+    from nocap.measure.bench_result import ArmStatus
     from nocap.measure.timed_arm import TimedArm
 
     try:
@@ -110,7 +111,7 @@ def _bench(options: argparse.Namespace) -> int:
 
 def _keep(path: Path | None, result: Bench, *, words: Sequence[str]) -> None:
     """Write the result so far; stdout gets it at the end alone."""
-    from nocap.measure.bench_result import written
+    from nocap.measure.bench_json import written
 
     if path is not None and path != STDOUT:
         path.parent.mkdir(parents=True, exist_ok=True)

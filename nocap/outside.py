@@ -453,7 +453,9 @@ def arguments(argv: Sequence[str] | None) -> list[str]:
 
 def document(parser: argparse.ArgumentParser, *, answer: str = "") -> None:
     """Add what every command's parser has in common: the flag in its help, its width, and, where it
-    has an `answer`, `--json` for that."""
+    has an `answer`, `--json` for that. A flag has one spelling: a race looks for `--pairs` in its
+    words, and would miss `--pair`."""
+    parser.allow_abbrev = False
     parser.add_argument(
         "--config-dir",
         metavar="DIR",

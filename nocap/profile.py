@@ -16,7 +16,8 @@ from nocap.config import entry
 from nocap.config.keys import require
 from nocap.config.paths import STDOUT
 from nocap.measure.largest_parts import ProfileCommand, file_of, without
-from nocap.measure.profile_difference import differences, written
+from nocap.measure.profile_difference import differences
+from nocap.measure.profile_file import written
 from nocap.measure.subject import prompt_tokens
 
 if TYPE_CHECKING:
@@ -36,9 +37,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m nocap.profile", usage=USAGE, description=ABOUT, allow_abbrev=False
-    )
+    parser = argparse.ArgumentParser(prog="python -m nocap.profile", usage=USAGE, description=ABOUT)
     add = parser.add_argument
     add(
         "overrides",

@@ -7,7 +7,7 @@ import argparse
 import math
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -22,9 +22,10 @@ from nocap.store.file_writing import write_text
 from nocap.store.record_files import write_json
 
 if TYPE_CHECKING:
-    from nocap.sources.command import Command
-    from nocap.sources.command_output import MetricReader
-    from nocap.sources.race import GuardReader, Race
+    from nocap.sources.races.command import Command, RunSettings
+    from nocap.sources.races.command_output import MetricReader
+    from nocap.sources.races.race import GuardReader, Race
+    from nocap.sources.races.race_arms import Begin
 
 FORMS = """\
 An arm is a command (--arm), or a version of the repository that you are in (--ref). The first arm
@@ -181,7 +182,7 @@ def _add(
 
 def _raced(typed: Sequence[str], options: argparse.Namespace) -> int:
     from nocap.config.errors import StoppedError
-    from nocap.sources import race_json, race_page, race_tables
+    from nocap.sources.races import result_json, result_page, result_tables
 
     words = typed[typed.index("--") + 1 :] if "--" in typed else []
     try:
@@ -190,13 +191,13 @@ def _raced(typed: Sequence[str], options: argparse.Namespace) -> int:
             running.folder.mkdir(parents=True, exist_ok=True)
             with lease.acquire(running.folder):
                 raced = running.run()
-                content = race_json.written(running, raced)
-                content["next"] = race_json.next_step(running, raced, typed)
+                content = result_json.written(running, raced)
+                content["next"] = result_json.next_step(running, raced, typed)
                 write_json(running.folder / "result.json", content)
-        for table in race_tables.tables(running, raced):
+        for table in result_tables.tables(running, raced):
             print(f"\n{table}")
         command_line = f"python -m nocap.race {shlex.join(typed)}"
-        page = race_page.render(running, raced, command=command_line)
+        page = result_page.render(running, raced, command=command_line)
         write_text(running.folder / "result.html", page)
     except KeyboardInterrupt as stop:
         raise StoppedError(
@@ -208,29 +209,30 @@ def _raced(typed: Sequence[str], options: argparse.Namespace) -> int:
 
 
 def _race(options: argparse.Namespace, words: Sequence[str], undo: ExitStack) -> Race:
-    from nocap.sources.command import duration_s
-    from nocap.sources.race import Race
+    from nocap.sources.races.command import RunSettings, duration_s
+    from nocap.sources.races.race import Race
 
     _check(options, words)
     readers, guards = _readers(options)
     timeout_s = duration_s(options.timeout, "--timeout")
     require(timeout_s > 0, "--timeout", "be above 0", options.timeout)
-    from nocap.sources import race_arms
-    from nocap.sources.command_words import split_words
+    from nocap.sources.races import race_arms
+    from nocap.sources.races.command_words import split_words
 
     prepare = split_words(options.prepare, "--prepare")
-    how = {
-        "prepare": prepare,
-        "timeout_s": timeout_s,
-        "keep": [options.file] if options.file else [],
-        "alone": options.jobs == 1,
-    }
+    settings = RunSettings(
+        timeout_s=timeout_s,
+        keep=[options.file] if options.file else [],
+        alone=options.jobs == 1,
+        prepare=prepare,
+    )
     apart_s = duration_s(options.apart or "10m", "--apart")
     expect = _expected(options.expect)
-    arms, begin = _arms(options, words, undo)
+    arms, begin = _arms(options, words, settings, undo)
     if prepare:
         arms = race_arms.prepared(arms, prepare)
-    racing = Race(
+    undo.callback(settings.stop.set)  # before the worktrees go
+    return Race(
         arms=arms,
         readers=readers,
         guards=guards,
@@ -243,11 +245,10 @@ def _race(options: argparse.Namespace, words: Sequence[str], undo: ExitStack) ->
         sessions=options.sessions,
         apart_s=apart_s,
         jobs=options.jobs,
-        begin=lambda arm, seed, place: begin(arm, seed, place, stop=racing.stop, **how),
+        begin=begin,
+        stop=settings.stop,
         log=_say,
     )
-    undo.callback(racing.stop.set)  # before the worktrees go
-    return racing
 
 
 def _say(line: str) -> None:
@@ -257,7 +258,8 @@ def _say(line: str) -> None:
 
 
 def _check(options: argparse.Namespace, words: Sequence[str]) -> None:
-    """
+    """Check all options.
+
     Errors:
         ValueError: options that do not go together.
     """
@@ -275,7 +277,8 @@ def _check(options: argparse.Namespace, words: Sequence[str]) -> None:
 
 
 def _check_numbers(options: argparse.Namespace) -> None:
-    """
+    """Check the numbers.
+
     Errors:
         ValueError: repeats, sessions and jobs that cannot be, or not together.
     """
@@ -298,7 +301,8 @@ def _check_numbers(options: argparse.Namespace) -> None:
 
 
 def _check_commands(options: argparse.Namespace, words: Sequence[str]) -> None:
-    """
+    """Check the arms that are commands.
+
     Errors:
         ValueError: arms that are no commands with names.
     """
@@ -313,11 +317,11 @@ def _check_commands(options: argparse.Namespace, words: Sequence[str]) -> None:
 
 
 def _arms(
-    options: argparse.Namespace, words: Sequence[str], undo: ExitStack
-) -> tuple[list[Command], Callable[..., None]]:
+    options: argparse.Namespace, words: Sequence[str], settings: RunSettings, undo: ExitStack
+) -> tuple[list[Command], Begin]:
     """Return the arms, and what runs one."""
-    from nocap.sources import race_arms
-    from nocap.sources.command_words import split_words
+    from nocap.sources.races import race_arms
+    from nocap.sources.races.command_words import split_words
 
     # what a race makes is no part of an arm
     apart = [options.output_dir]
@@ -328,9 +332,10 @@ def _arms(
         for text in options.arm:
             name, _, line = text.partition("=")
             named.append((name, split_words(line, f"arm {name}")))
-        return race_arms.of_commands(named, locked=options.locked, apart=apart)
+        return race_arms.of_commands(named, settings, locked=options.locked, apart=apart)
     return race_arms.of_refs(
         [(ref, words) for ref in options.ref],
+        settings,
         locked=options.locked,
         links=options.link,
         folder=options.output_dir / "races" / "trees",
@@ -343,8 +348,8 @@ def _arms(
 def _readers(options: argparse.Namespace) -> tuple[list[MetricReader], list[GuardReader]]:
     """Return what is compared, and what may not be worse."""
     from nocap.metrics import Better
-    from nocap.sources.command_output import MetricReader, number
-    from nocap.sources.race import COST_NAMES, GuardReader
+    from nocap.sources.races.command_output import MetricReader, number
+    from nocap.sources.races.race import COST_NAMES, GuardReader
 
     readers = list[MetricReader]()
     guards = list[GuardReader]()
@@ -382,7 +387,7 @@ def _readers(options: argparse.Namespace) -> tuple[list[MetricReader], list[Guar
 
 
 def _expected(text: str) -> tuple[float, float] | None:
-    from nocap.sources.command_output import number
+    from nocap.sources.races.command_output import number
 
     if not text:
         return None

@@ -72,7 +72,7 @@ class Lab:
     ) -> StudyOutcome:
         self.said.clear()
         study_plan = self.plan(out, folder, **changed)
-        return carry_out(study_plan, run=run, say=self.said.append)
+        return carry_out(study_plan, may_run=run, say=self.said.append)
 
     def carry(
         self, out: str = "out", folder: str = "made", *, run: bool = True, **changed: Any
@@ -177,7 +177,7 @@ class Lab:
                     (made.run_dir / RECORD).write_bytes(pickle.dumps(content))
                     self._end(
                         f"{run.arm}, seed {seed}"
-                        + (f", {run.other_steps} steps" if run.other_steps else "")
+                        + (f", {run.other_length} steps" if run.other_length else "")
                     )
         return {}
 

@@ -20,8 +20,8 @@ from nocap.sessions.places import PLACES
 from nocap.sessions.session_file import SessionFile
 from nocap.store.measurement import Ending
 from nocap.store.record import Curve, Record
+from nocap.study.arm_facts import ArmFacts, Speed
 from nocap.study.evidence import Evidence
-from nocap.study.result_schema import ArmFacts, Speed
 from nocap.study.spec import Study
 from nocap.study.standing import Standing
 from nocap.study.study_folder import load_study

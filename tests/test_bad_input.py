@@ -282,7 +282,7 @@ STARTS = {
     "compare": [],
     "data": ["data.prepare.prepare", "data.prepare.verify"],
     "check": ["checks.contract.results"],
-    "race": ["sources.race.Race.run"],
+    "race": ["sources.races.race.Race.run"],
 }
 
 

@@ -12,7 +12,8 @@ from nocap.config.compose import compose
 from nocap.generation.engines import Cached, Engine, Recompute
 from nocap.generation.sampling import TokenSampler, generate
 from nocap.measure.bench_arms import compose_arms
-from nocap.measure.timed_arm import Clock, TimedArm
+from nocap.measure.clock import Clock
+from nocap.measure.timed_arm import TimedArm
 from nocap.model.build import build_model
 
 BASE = [

@@ -7,6 +7,7 @@ import html
 import json
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,6 @@ from nocap.metrics import METRICS, Scale
 from nocap.report.figures_in_words import stated
 from nocap.store.measurement import Per
 from nocap.study import (
-    board,
     board_pages,
     board_sections,
     claim_plots,
@@ -30,6 +30,7 @@ from nocap.study import (
     study_pages,
 )
 from nocap.study.__main__ import main as command
+from nocap.study.board import Board, read_board
 from nocap.study.claim_row import PROJECT, STAND_IN, THERE, ClaimRow, rows
 from nocap.study.spec import Study
 from nocap.study.study_folder import load_study
@@ -50,22 +51,22 @@ def elsewhere(*_: object, **__: object) -> StudyPlan:
 
 
 @pytest.fixture(scope="module")
-def committed() -> tuple[dict[str, Study], dict[str, list[StudyResult]]]:
+def committed() -> Board:
     """All studies with their results, judged as where no arm can be composed, which takes long."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(current_claims, "prepare", elsewhere)
-        return board.read_studies(STUDIES)
+        return read_board(STUDIES)
 
 
 @pytest.fixture(scope="module")
-def studies(committed: tuple[dict[str, Study], dict[str, list[StudyResult]]]) -> dict[str, Study]:
-    return committed[0]
+def studies(committed: Board) -> Mapping[str, Study]:
+    return committed.studies
 
 
 @pytest.fixture(scope="module")
-def every(committed: tuple[dict[str, Study], dict[str, list[StudyResult]]]) -> list[StudyResult]:
+def every(committed: Board) -> list[StudyResult]:
     results: list[StudyResult] = []
-    for some in committed[1].values():
+    for some in committed.results.values():
         results.extend(some)
     return results
 
@@ -89,13 +90,13 @@ def shown(every: list[StudyResult]) -> dict[str, ClaimRow]:
 
 
 @pytest.fixture(scope="module")
-def written(committed: tuple[dict[str, Study], dict[str, list[StudyResult]]]) -> dict[Path, str]:
-    return board.files_of(STUDIES, *committed)
+def written(committed: Board) -> dict[Path, str]:
+    return committed.files()
 
 
 @pytest.mark.gate
 def test_every_generated_part_is_what_the_committed_results_give():
-    written = board.board(STUDIES)
+    written = read_board(STUDIES).files()
     names = {str(path.relative_to(REPO)) for path in written}
     assert names >= {
         "experiments/README.md",
@@ -129,7 +130,7 @@ def test_an_edited_verdict_changes_no_page(
     assert text != results.read_text()
     results.write_text(text)
     expected = written[STUDIES / "gqa" / "README.md"]
-    assert board.board(tmp_path)[tmp_path / "gqa" / "README.md"] == expected
+    assert read_board(tmp_path).files()[tmp_path / "gqa" / "README.md"] == expected
 
 
 def test_a_loss_that_the_log_has_not_is_refused(tmp_path: Path):
@@ -142,7 +143,7 @@ def test_a_loss_that_the_log_has_not_is_refused(tmp_path: Path):
     with pytest.raises(
         ValueError, match=r"claim A16.qk must have a loss that the study's log states "
     ):
-        board.board(tmp_path)
+        read_board(tmp_path).files()
 
 
 def test_losses_of_another_machine_are_not_asked_of_a_file(
@@ -159,7 +160,7 @@ def test_losses_of_another_machine_are_not_asked_of_a_file(
             run["val_loss"] = 9.0
             file.write(json.dumps(run) + "\n")
     page = tmp_path / "norms" / "README.md"
-    assert board.board(tmp_path)[page] == written[STUDIES / "norms" / "README.md"]
+    assert read_board(tmp_path).files()[page] == written[STUDIES / "norms" / "README.md"]
 
 
 def test_a_figure_that_the_log_has_not_is_labelled(tmp_path: Path):
@@ -174,7 +175,7 @@ def test_a_figure_that_the_log_has_not_is_labelled(tmp_path: Path):
         ):
             row["value"] *= 1.3
     results.write_text(json.dumps(content))
-    norms = rows(board.read_studies(tmp_path)[1]["norms"])
+    norms = rows(read_board(tmp_path).results["norms"])
     (row,) = [row for row in norms if row.claim.id == "B3.speed"]
     assert "the study's log has other figures for bench session 1" in str(
         row.claim_result.standing.exploratory
@@ -191,12 +192,12 @@ def test_ends_and_seeds_that_were_not_registered_confirm_nothing(tmp_path: Path)
         if row["claim"] == "A16.qk" and row["metric"] == "val_loss":
             row["repeat"] += 100  # seeds that the study has not
     results.write_text(json.dumps(content))
-    norms = rows(board.read_studies(tmp_path)[1]["norms"])
+    norms = rows(read_board(tmp_path).results["norms"])
     (row,) = [row for row in norms if row.claim.id == "A16.qk"]
 
     assert row.claim.expected != [-0.1, None]
     assert row.word == "inconclusive"
-    assert "missing" in row.word_with_place
+    assert "missing" in row.word_with_shape
 
 
 def test_what_is_not_worked_out_again_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -255,14 +256,14 @@ FINDINGS = [
 def test_a_row_says_what_was_found_and_where(
     shown: dict[str, ClaimRow], name: str, verdict: str, measured: str
 ):
-    assert shown[name].word_with_place == verdict
-    assert shown[name].cells["measured"] == measured
+    assert shown[name].word_with_shape == verdict
+    assert shown[name].cells.measured == measured
 
 
 def test_no_effect_is_printed_with_a_sign(shown: dict[str, ClaimRow]):
     for name, row in shown.items():
         bound = claim_words.allowed(row.claim, row.claim_result.bound)
-        said = [claim_words.expected(row.claim), bound, row.cells["measured"], row.cells["guards"]]
+        said = [claim_words.expected(row.claim), bound, row.cells.measured, row.cells.guards]
         for phrase in said:
             assert not re.search(r"(?<![\w.])[-+−]\d", phrase), (name, said)
 
@@ -273,7 +274,7 @@ def test_results_name_both_shapes(tmp_path: Path):
     content = study(arms=arms, claims=[SPEED])
     made = loaded(tmp_path / "made", content)
     (row,) = rows([resulted(made, speeds(FAST, SAME))])
-    timed, trained = row.where.split("; its loss at ")
+    timed, trained = row.shapes.split("; its loss at ")
     assert timed == trained
     shape = r"2 layers, {} wide, T=32, \w+ tokens, {} a step"
     assert re.match(f"{shape.format(32, 256)}, .*, against {shape.format(64, 512)}", timed)
@@ -359,7 +360,7 @@ def test_what_a_claim_expects_is_said_in_words(
 
 
 def test_guards_are_said_in_words(shown: dict[str, ClaimRow]):
-    assert shown["A0"].cells["guards"] == (
+    assert shown["A0"].cells.guards == (
         "memory: 24.9% less memory, exact, allowed: no more memory; "
         "validation loss: 0.6% lower loss [1.6% higher loss to 2.6% lower loss], n=3, "
         "allowed: at most 2% higher loss"
@@ -376,8 +377,13 @@ def test_the_page_has_every_row_and_a_plot_for_each_unit_and_is_one_small_file(
     text = text_of(page)
     for row in shown.values():
         stated = f"{row.measures}: {claim_words.expected(row.claim)}"
-        measured = row.cells["measured"]
-        for said in (f"{row.claim.statement} {row.at}", stated, row.word_with_place, measured):
+        measured = row.cells.measured
+        for said in (
+            f"{row.claim.statement} {row.short_shape}",
+            stated,
+            row.word_with_shape,
+            measured,
+        ):
             assert said in text
     assert (
         page.count('<svg class="forest"')
@@ -390,7 +396,7 @@ def test_the_page_has_every_row_and_a_plot_for_each_unit_and_is_one_small_file(
     assert page.count("<circle") == len(shown) - len(bounded)
     for row in bounded:
         assert row.claim.statement in text.partition("Without an interval")[2]
-        measured = row.cells["measured"]
+        measured = row.cells.measured
         assert measured.startswith("–, n=1 session") or "at least" in measured
     matches = re.findall(r'data-verdict="\w+">', page)
     assert page.count('<details class="claim"') == len(matches) == len(shown)
@@ -425,7 +431,7 @@ def test_names_and_values_stay_text(every: list[StudyResult]):
 
 @pytest.fixture(scope="module")
 def parts(
-    every: list[StudyResult], studies: dict[str, Study]
+    every: list[StudyResult], studies: Mapping[str, Study]
 ) -> dict[str, board_sections.BoardSection]:
     """The sections of the committed board by their groups' names."""
     _, found = board_sections.sections(STUDIES, every, studies)
@@ -512,7 +518,7 @@ def test_a_claim_names_the_note_that_states_it(shown: dict[str, ClaimRow]):
         assert sources == dict.fromkeys(claims, source)
 
 
-def test_committed_results_have_their_studies_words(studies: dict[str, Study]):
+def test_committed_results_have_their_studies_words(studies: Mapping[str, Study]):
     for path in sorted(STUDIES.glob("*/results.*.*.json")):
         asked = studies[path.parent.name]
         claims = {claim.id: claim for claim in asked.claims}
@@ -718,9 +724,10 @@ def test_a_claim_is_planned_until_results_answer_it(tmp_path: Path):
     assert board_sections.planned([found], {"made": both}) == []
     content = study(claims=[{**LOSS, "id": "M.speed"}])
     loaded(tmp_path / "made", content)
-    studies, results = board.read_studies(tmp_path)
-    assert results["made"][0].outdated == ["M.speed"]
-    plan = board_sections.planned(results["made"], studies)
+    of_folder = read_board(tmp_path)
+    results = of_folder.results["made"]
+    assert results[0].outdated == ["M.speed"]
+    plan = board_sections.planned(results, of_folder.studies)
     ids = [each.claim.id for each in plan]
     assert ids == ["M.speed"]
 
@@ -772,7 +779,7 @@ def folder(tmp_path: Path) -> Path:
 def test_groups_are_by_the_longest_beginning_of_a_source(folder: Path):
     (folder / "board.yaml").write_text(GROUPS)
     (folder / "not_built.yaml").write_text(ENTRIES)
-    files = board.board(folder)
+    files = read_board(folder).files()
     lines = files[folder / "README.md"].splitlines()
     subject = "# Claims about GPT training: "
     assert lines[0] == f"{subject}of the paper's 1 confirmed; 1 more answered without a study"
@@ -795,7 +802,7 @@ def test_groups_are_by_the_longest_beginning_of_a_source(folder: Path):
 
 
 def test_without_groups_all_are_counted_together(folder: Path):
-    lines = board.board(folder)[folder / "README.md"].splitlines()
+    lines = read_board(folder).files()[folder / "README.md"].splitlines()
     headings = [line for line in lines if line.startswith("#")]
     assert headings == [
         "# Claims about GPT training: 2 confirmed",

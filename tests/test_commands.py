@@ -87,6 +87,15 @@ def test_help_has_one_width_whatever_the_terminal_and_says_what_answers_as_json(
     assert words != ("runs",) or [word for word in shown if word in VERBS] == [*VERBS]
 
 
+@pytest.mark.parametrize("words", HELPS, ids=" ".join)
+def test_a_flag_has_one_spelling(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        door(words[0])([*words[1:], "--hel"])
+    assert "usage: " in capsys.readouterr().err
+
+
 HELP = """
 import contextlib, io, sys
 from importlib import import_module

@@ -57,6 +57,7 @@ ROOMS = (
     "sessions",
     "sources",
     "sources/logs",
+    "sources/races",
     "store",
     "study",
     "study/proposals",

@@ -24,7 +24,7 @@ import pytest
 from nocap.config import hardware
 from nocap.measure.bench_arms import compose_arms
 from nocap.study.__main__ import main
-from nocap.study.board import files_of, read_studies
+from nocap.study.board import read_board
 from tests.attempts import wait_until
 from tests.conftest import REPO
 
@@ -201,7 +201,7 @@ def test_the_third_days_session_makes_a_verdict(options: Path) -> None:
     assert gqa["n"] == 1
     assert gqa["measured"] is None
     assert gqa["bound"] == pytest.approx(1.0764, abs=1e-4)
-    board = files_of(options.parent, *read_studies(options.parent))[options.parent / "README.md"]
+    board = read_board(options.parent).files()[options.parent / "README.md"]
     (line,) = [line for line in board.splitlines() if "4 of 12 key/value heads" in line]
     cells = [cell.strip() for cell in line.strip("|").split("|")]
     assert cells[1:] == [

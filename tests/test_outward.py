@@ -35,7 +35,7 @@ from nocap.store.file_writing import append_text, write_text
 from nocap.store.record_files import digest, write_json
 from nocap.store.rows_file import RowsFile
 from nocap.store.tracking import open_tracker
-from nocap.study import board, log
+from nocap.study import log, study_command
 from nocap.study.result_writer import to_json
 from tests.attempts import on_a_terminal
 from tests.conftest import REPO, SMALL
@@ -177,7 +177,7 @@ def studies(folder: Path, planned: Plan) -> None:
     log.append(folder / log.FILE, lines, machine="abc", scale="cpu")
     for i, text in enumerate(TEXTS[:: len(TEXTS) // 3]):  # a form of each kind
         hostile_study(folder / "board" / f"s{i}", text)
-    board.write(folder / "board")
+    assert study_command.board(folder / "board") == 0
     for raw in folder.glob("board/*/*.*"):
         if raw.name != "README.md":
             raw.unlink()
@@ -395,7 +395,7 @@ def test_a_hostile_record_does_nothing_to_a_screen_or_a_page(
 
 def test_a_hostile_study_writes_no_markup(tmp_path: Path) -> None:
     hostile_study(tmp_path / "made", EVIL)
-    board.write(tmp_path)
+    assert study_command.board(tmp_path) == 0
     text = (tmp_path / "README.md").read_text()
     assert EVIL[-9:] in text
     assert controls(text) == []

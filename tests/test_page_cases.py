@@ -14,7 +14,7 @@ import pytest
 from nocap.judge.compare import compare
 from nocap.judge.comparison import Comparison
 from nocap.report import comparison_page as report
-from nocap.sources import race_page
+from nocap.sources.races import result_page
 from nocap.store.record import Record
 from nocap.store.runs import Found
 from tests.conftest import REPO
@@ -302,7 +302,7 @@ def test_pages_of_a_race_and_of_studies_fit_and_break_no_rule(
 ) -> None:
     chance = random.Random(3)
     raced = made_race(tmp_path, chance, gain=30.0, pairs=3)
-    text = race_page.render(raced, raced.run())
+    text = result_page.render(raced, raced.run())
     (tmp_path / "race.html").write_text(text)
     for path in (tmp_path / "race.html", REPO / "experiments" / "board.html"):
         tab = opened(path, width=width, last=None)
@@ -467,7 +467,7 @@ def test_a_switch_that_is_off_says_why(opened: Callable[..., Tab], tmp_path: Pat
 def test_each_verdict_has_a_mark_in_each_table(opened: Callable[..., Tab], tmp_path: Path) -> None:
     report.write(made(4, broken=False), tmp_path / "report.html")
     raced = made_race(tmp_path, random.Random(3), gain=30.0, pairs=3)
-    (tmp_path / "race.html").write_text(race_page.render(raced, raced.run()))
+    (tmp_path / "race.html").write_text(result_page.render(raced, raced.run()))
     for page, last in (("report.html", "times"), ("race.html", None)):
         tab = opened(tmp_path / page, last=last)
         words = tab.each("td[data-head='verdict']", "at.innerText.trim()")

@@ -20,7 +20,8 @@ from nocap.config.trainer import Device
 from nocap.measure import bench as measure
 from nocap.measure import timed_arm
 from nocap.measure.bench_arms import compose_arm
-from nocap.measure.timed_arm import Clock, TimedArm
+from nocap.measure.clock import Clock
+from nocap.measure.timed_arm import TimedArm
 from tests.conftest import REPO
 
 HERE = REPO / "experiments" / "peers"

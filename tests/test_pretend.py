@@ -119,7 +119,7 @@ def test_a_session_times_decoding_on_the_gpu(pretended):
 BENCH = """
 import sys, torch
 from nocap.measure.bench_arms import compose_arms
-from nocap.measure.bench import bench
+from nocap.measure.bench import carry_out
 from nocap.measure.timed_arm import TimedArm
 from nocap.training import memory
 base = ["model=tiny", "tokenizer=bytes", "tracker=none", "trainer.device=cuda",
@@ -127,7 +127,7 @@ base = ["model=tiny", "tokenizer=bytes", "tracker=none", "trainer.device=cuda",
 larger = "trainer.micro_batch=2048 trainer.batch_tokens=524288"
 runs = compose_arms(base, ["", larger, "mlp=gelu3x"])
 arms = [TimedArm(*each) for each in runs.items()]
-print(*(arm["status"] for arm in bench(arms, seconds=100, rounds=8)["arms"]), sep=", ")
+print(*(arm.status for arm in carry_out(arms, seconds=100, rounds=8).arms), sep=", ")
 memory.give_back(torch.device("cuda"))
 print(torch.cuda.memory_allocated() // 2**20, "MiB")
 """
@@ -154,7 +154,7 @@ import itertools, sys, torch
 sys.path.insert(0, sys.argv[1])
 import peer_arm
 from nocap.measure.bench_arms import compose_arm, compose_arms
-from nocap.measure.bench import bench
+from nocap.measure.bench import carry_out
 from nocap.measure.timed_arm import TimedArm
 from nocap.training import memory
 ticks = itertools.count()
@@ -164,9 +164,10 @@ base = ["model=nano", "tokenizer=bytes", "tracker=none", "trainer.device=cuda",
 arms = [TimedArm(*each) for each in compose_arms(base, ["", "mlp=gelu3x"]).items()]
 run = compose_arm(base, "").run
 arms[1:1] = [peer_arm.PeerArm(name, run, name) for name in ("hungry", "bigram")]
-found = bench(arms, seconds=100, rounds=8)
-print(*(arm["status"] for arm in found["arms"]), sep=", ")
-print([arm["memory_mib"] and arm["memory_mib"]["peak"] > 0 for arm in found["arms"]])
+found = carry_out(arms, seconds=100, rounds=8)
+print(*(arm.status for arm in found.arms), sep=", ")
+memory_mib = [arm.facts.memory_mib for arm in found.arms]
+print([mib and mib["peak"] > 0 for mib in memory_mib])
 memory.give_back(torch.device("cuda"))
 print(torch.cuda.memory_allocated() // 2**20, "MiB")
 """
@@ -421,7 +422,7 @@ def test_a_run_with_cuda_graphs_validates_in_fp32_and_goes_on_from_its_checkpoin
 
 READS = """
 from nocap.measure.bench_arms import compose_arms
-from nocap.measure.bench import bench
+from nocap.measure.bench import carry_out
 from nocap.measure.timed_arm import TimedArm
 from nocap.model.gpt import GPTHead
 forward = GPTHead.forward
@@ -429,8 +430,8 @@ GPTHead.forward = lambda self, *args: (args[0].sum().item(), forward(self, *args
 base = ["model=nano", "tracker=none", "trainer.device=cuda", "trainer.compile=off"]
 runs = compose_arms(base, ["trainer.cuda_graphs=false", "trainer.cuda_graphs=true"])
 arms = [TimedArm(*each) for each in runs.items()]
-timed = bench(arms, seconds=60, rounds=8)["arms"]
-print(*(arm["status"] + ": " + str(arm["reason"]) for arm in timed), sep="\\n")
+timed = carry_out(arms, seconds=60, rounds=8).arms
+print(*(arm.status + ": " + str(arm.reason) for arm in timed), sep="\\n")
 """
 
 

@@ -22,10 +22,11 @@ from nocap.config.compose import compose
 from nocap.config.paths import conf_dir
 from nocap.config.trainer import Device, Precision
 from nocap.data.batches import microbatches
-from nocap.measure import ceilings, profile, profile_record, profile_tables, roofline
+from nocap.measure import ceilings, peaks, profile, profile_record, profile_tables, roofline
 from nocap.measure.attention_lengths import attention_ms, exponent, with_window
 from nocap.measure.profile_schema import CeilingJson, CeilingsJson, ClocksJson, Peak, ProfileFile
-from nocap.measure.profiler_ranges import MARK, Ranges, busy_ms, profiler, read
+from nocap.measure.profiler_events import busy_ms, of_modules, profiler, read_moments
+from nocap.measure.profiler_ranges import MARK, Ranges
 from nocap.measure.profiler_timing import Observation, busy, measure_step
 from nocap.measure.roofline import OpWork, count
 from nocap.model.build import build_model
@@ -216,7 +217,7 @@ def watched(model):
     assert [block.attention.f.mixer for block in model.blocks] == mixers
     time_range = next(e for e in prof.events() if e.name == MARK + "step").time_range
     step_ms = time_range.elapsed_us() / 1e3
-    return read(prof, ranges, on_cuda=False), ranges, step_ms
+    return of_modules(read_moments(prof, ranges, on_cuda=False)), ranges, step_ms
 
 
 @pytest.mark.parametrize("place", ["blocks.1.attention.f.mixer", "head"])
@@ -340,7 +341,7 @@ def made_trace():
 def test_the_gpus_busy_time_is_that_of_its_kernels_counted_once():
     assert busy_ms(made_trace()) == pytest.approx(0.030)
     run = compose(list(NANO))
-    ms = read(made_trace(), Ranges(run), on_cuda=True)
+    ms = of_modules(read_moments(made_trace(), Ranges(run), on_cuda=True))
     expected = {("head", "forward"): 0.025, ("optimizer", "forward"): 0.010}
     assert {key: each for key, each in ms.items() if each} == pytest.approx(expected)
 
@@ -371,9 +372,9 @@ def profiled(tmp_path_factory):
     flags = ["--json", "new/p.json", "--trace", "t.json", "--repeats", "1"]
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr("nocap.measure.timed_arm.LEAST_S", 0.01)
-        patch.setitem(roofline.PRODUCT, Device.cpu, 512)
-        patch.setitem(roofline.COPY_BYTES, Device.cpu, 2**26)
+        patch.setattr("nocap.measure.clock.LEAST_S", 0.01)
+        patch.setitem(peaks.PRODUCT, Device.cpu, 512)
+        patch.setitem(peaks.COPY_BYTES, Device.cpu, 2**26)
         done = answer(lambda: command.main([*words, *flags]), limit_s=240)
     assert done.code == 0, done
     assert done.crash is None, done
@@ -522,6 +523,6 @@ def test_the_peak_of_a_slow_precision_takes_seconds(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)  # by the process's clock
     monkeypatch.setattr(time, "process_time", lambda: clock[0])
     monkeypatch.setattr(torch, "mm", slow)
-    rate = roofline.matmul_flops(Device.cpu, Precision.bf16)
+    rate = peaks.matmul_flops(Device.cpu, Precision.bf16)
     assert rate == pytest.approx(1e9, rel=0.05)
     assert max(sizes) == 512

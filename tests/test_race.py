@@ -21,13 +21,13 @@ from scipy import stats
 from nocap import race
 from nocap.config.errors import FailedError
 from nocap.metrics import Better
-from nocap.sources import command, command_output
-from nocap.sources.command import Command
-from nocap.sources.command_output import LOG, RESULT, MetricReader
-from nocap.sources.command_words import split_words
-from nocap.sources.race import Race
-from nocap.sources.race_arms import of_commands, of_refs
-from nocap.sources.race_json import written
+from nocap.sources.races import command, command_output
+from nocap.sources.races.command import Command, RunSettings
+from nocap.sources.races.command_output import LOG, RESULT, MetricReader
+from nocap.sources.races.command_words import split_words
+from nocap.sources.races.race import Race
+from nocap.sources.races.race_arms import of_commands, of_refs
+from nocap.sources.races.result_json import written
 from nocap.store.lease import HeldError
 from tests.attempts import wait_until
 from tests.conftest import INTERRUPTIBLE, REPO
@@ -189,7 +189,13 @@ def test_a_race_leaves_the_worktrees_of_another(repo):
     def prepare(undo, *refs):
         commands = [(ref, [PYTHON, "train.py", "{seed}"]) for ref in refs]
         pairs_of_refs = of_refs(
-            commands, locked=(), links=(), folder=Path("trees"), undo=undo, say=print
+            commands,
+            RunSettings(timeout_s=60),
+            locked=(),
+            links=(),
+            folder=Path("trees"),
+            undo=undo,
+            say=print,
         )
         return pairs_of_refs[0]
 
@@ -532,7 +538,7 @@ BAD_COMMANDS = [
         f"{GOOD}; command = 'x' * 65_000 + chr(10); [print(command, end='') for _ in "
         "range(20)]; print('final 9')",
         1,
-        "MiB of it",
+        "the output of the command must have at most 64 MiB (--file FILE searches a larger file)",
     ),
     (
         "time.sleep(1000)",
@@ -650,10 +656,10 @@ def test_a_file_whose_numbers_end_is_of_a_run_that_diverged(tmp_path, name, text
     assert str(reader.value(folder, finite=False)) == value
 
 
-def carried_out(folder, program, **how):
+def carried_out(folder, program, keep=()):
     """Run this Python program and return the folder of the run."""
-    made = Command(name="base", words=(PYTHON, "-c", program), cwd=folder, content="x")
-    command.run(made, 0, folder / "run", timeout_s=60, **how)
+    made = Command(name="base", words=(PYTHON, "-c", program), cwd=folder, digest="x")
+    command.run(made, 0, folder / "run", RunSettings(timeout_s=60, keep=keep))
     return folder / "run"
 
 
@@ -661,7 +667,7 @@ def test_a_long_line_is_one_line(tmp_path):
     """A number may stand anywhere in it."""
     folder = carried_out(tmp_path, "print('x' * (2**16 - 12) + ' val loss 3.14159', 'x' * 2**16)")
     assert MetricReader(what=PATTERN).value(folder) == 3.14159
-    assert len(list(command.lines(folder))) == 1
+    assert len(list(command_output.output_lines(folder))) == 1
 
 
 def test_a_file_that_was_there_before_is_there_afterwards(tmp_path):
@@ -837,8 +843,10 @@ def test_a_file_that_git_does_not_know_is_not_copied_into_the_repository(repo):
     contents = set()
     for text in ("mine", "another"):
         (repo / "notes.txt").write_text(text)
-        made, _ = of_commands([("base", ["true"])], locked=["evaluation.py"])
-        contents.add(made[0].content)
+        made, _ = of_commands(
+            [("base", ["true"])], RunSettings(timeout_s=60), locked=["evaluation.py"]
+        )
+        contents.add(made[0].digest)
         words = ["git", "hash-object", "notes.txt"]
         stdout = subprocess.run(words, capture_output=True, text=True, check=True).stdout
         blob = stdout.strip()
@@ -870,6 +878,7 @@ REFUSALS = (  # words, and what the line begins with
     ([*METRIC, "--target", "nan"], "--target must be a finite number"),
     ([*METRIC, "--target", "3"], "--target needs a metric with a group step"),
     ([*METRIC, "--pairs", "0"], "--pairs must be at least 1"),
+    ([*METRIC, "--pair", "3"], "unrecognized arguments: --pair 3"),
     ([*METRIC, "--ref", "main"], "nocap.race needs two or more --arm"),
     ([*METRIC, "--locked", "nothing*"], "--locked must match a file"),
     ([*METRIC, "--link", "data"], "--arm does not work with"),
@@ -1020,7 +1029,7 @@ def made_race(folder, chance, *, gain, pairs, skewed=False):
 
     both = []
     for name in ("base", "idea"):
-        arm_command = Command(name=name, words=("{seed}",), cwd=folder, content=name)
+        arm_command = Command(name=name, words=("{seed}",), cwd=folder, digest=name)
         both.append(arm_command)
     reader = MetricReader(what=PATTERN, better=Better.lower)
     return Race(
@@ -1048,7 +1057,7 @@ def test_what_several_arms_print_has_one_interval_and_what_they_cost_the_cautiou
         costs = {"wall_s": walls[arm.name][seed], "cpu_s": 1.0, "peak_mib": 1.0}
         (place / RESULT).write_text(json.dumps(costs))
 
-    arms = [Command(name=name, words=("{seed}",), cwd=tmp_path, content=name) for name in losses]
+    arms = [Command(name=name, words=("{seed}",), cwd=tmp_path, digest=name) for name in losses]
     reader = MetricReader(what=PATTERN, better=Better.lower)
     racing = Race(
         arms=arms, readers=[reader], output_dir=tmp_path, pairs=pairs, seeded=seeded, begin=begin

@@ -17,7 +17,7 @@ import pytest
 from nocap.judge.compare import compare
 from nocap.judge.comparison import Comparison
 from nocap.report import comparison_page as report
-from nocap.sources import race_page
+from nocap.sources.races import result_page
 from nocap.store.record import Record
 from nocap.store.runs import Found
 from tests.conftest import REPO
@@ -363,7 +363,7 @@ def test_the_page_of_a_race_fits_a_phone_and_asks_for_nothing(
 ) -> None:
     chance = random.Random(3)
     raced = made_race(tmp_path, chance, gain=30.0, pairs=3)
-    text = race_page.render(raced, raced.run())
+    text = result_page.render(raced, raced.run())
     (tmp_path / "race.html").write_text(text)
     for scheme, colour in (("light", "rgb(252, 252, 250)"), ("dark", "rgb(21, 23, 27)")):
         tab = opened(tmp_path / "race.html", width=390, scheme=scheme, last=None)

@@ -18,10 +18,11 @@ from nocap.config.trainer import Compile, Device, Precision
 from nocap.judge import bench_speeds
 from nocap.judge.cautious_interval import of_pairs
 from nocap.measure import bench as measure
-from nocap.measure.bench import LIMIT, bench, interleave, order
+from nocap.measure.bench import LIMIT, carry_out, interleave, order
 from nocap.measure.bench_arms import compose_arm, compose_arms
 from nocap.measure.bench_result import Facts
-from nocap.measure.timed_arm import Clock, DivergedError, TimedArm, block_steps
+from nocap.measure.clock import Clock
+from nocap.measure.timed_arm import DivergedError, TimedArm, block_steps
 from nocap.options.optimizer import soap
 from nocap.training.memory_limit import ran_out, within_memory
 from tests.conftest import EXPLODING
@@ -435,7 +436,9 @@ def test_what_a_bench_cannot_time_is_refused_in_a_line(words, said, capsys):
 def test_arms_of_two_devices_are_refused(monkeypatch):
     monkeypatch.setattr(hardware, "check_device", lambda device, devices: None)
     with pytest.raises(ValueError, match=r"trainer\.device must be the same in all arms"):
-        bench([TimedArm(label, nano(label)) for label in ("", "trainer.device=cuda")], seconds=1)
+        carry_out(
+            [TimedArm(label, nano(label)) for label in ("", "trainer.device=cuda")], seconds=1
+        )
 
 
 @pytest.mark.slow

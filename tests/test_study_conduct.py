@@ -243,7 +243,7 @@ def test_a_race_trains_shorter_schedules_each_with_its_own_whole_decay(lab: Lab)
     lab.loss = lambda run: (
         None
         if (run.arm, run.seed) == ("mqa", 1)
-        else 3.0 - 0.1 * (run.other_steps or 12) - (run.arm == "mqa")
+        else 3.0 - 0.1 * (run.other_length or 12) - (run.arm == "mqa")
     )
     scales = at(lengths=[0.25, 0.5])
     done = lab.done(claims=[RACE, STEPS], scales=scales)

@@ -76,7 +76,7 @@ def made(
         runs["mha", seed] = run("gelu4x", seed, base_law(STEPS))
         runs["mqa", seed] = run("swiglu", seed, base_law(worth * STEPS), token_us=pace * wobble)
         lengths["mha", seed] = {n: run("gelu4x", seed, base_law(n), steps=n) for n in ENDS}
-    return Evidence(runs=runs, lengths=lengths)
+    return Evidence(runs=runs, other_lengths=lengths)
 
 
 def planned(folder: Path, claims: Sequence[Json], seeds: int) -> StudyPlan:
@@ -148,7 +148,7 @@ def test_it_is_the_comparisons_of_the_same_runs(
 ) -> None:
     evidence = made(seeds, noise=0.002, change=change)
     runs = evidence.runs.values()
-    records = [*runs, *(run for some in evidence.lengths.values() for run in some.values())]
+    records = [*runs, *(run for some in evidence.other_lengths.values() for run in some.values())]
     comparison = compare(Found(records=records), baseline="gelu4x")
     (ratio,) = [each.equal_loss.ratio for each in comparison.arms if each.equal_loss is not None]
     claimed = row(tmp_path, evidence, seeds=seeds)
@@ -340,7 +340,7 @@ def test_an_arm_that_diverged_is_the_worst(tmp_path: Path, seeds: int) -> None:
 
 def test_what_is_missing_is_named_and_no_seed_is_passed_over(tmp_path: Path) -> None:
     evidence = made(6, noise=0.0002)
-    del evidence.lengths["mha", 1][105]  # type: ignore[attr-defined]
+    del evidence.other_lengths["mha", 1][105]  # type: ignore[attr-defined]
     claimed = row(tmp_path, evidence, seeds=6)
     assert claimed["word"] == "inconclusive"
     assert claimed["reason"] == "missing"
@@ -436,7 +436,7 @@ def test_more_seeds_are_trained_for_a_slope_that_is_not_known_and_for_no_other_r
     lab.pace = paced
 
     def unsteady(run: Training) -> float:
-        if run.other_steps == 17 and run.seed < 3:
+        if run.other_length == 17 and run.seed < 3:
             wild = 0.08 * (-1) ** run.seed
         else:
             wild = 0.0
@@ -460,7 +460,7 @@ def test_more_seeds_are_trained_for_a_slope_that_is_not_known_and_for_no_other_r
 def test_a_baseline_that_diverged_ends_the_study_with_the_reason(lab: Lab) -> None:
     lab.pace = paced
     lab.loss = lambda run: (
-        None if (run.arm, run.seed, run.other_steps) == ("mha", 1, None) else law(run)
+        None if (run.arm, run.seed, run.other_length) == ("mha", 1, None) else law(run)
     )
     claims = lab.carry(claims=[EQUAL], seeds=[0, 1, 2, 3, 4, 5])
     assert claims["M.equal"]["refused"] == "mha diverged, seed 1"
@@ -482,7 +482,7 @@ def test_a_length_that_fails_ends_the_study_with_1(
     folder = written(lab.root / "made", content)
 
     def train(runs: Sequence[Training], label: str, **more: Any) -> dict[str, RunResult]:
-        fails = [run for run in runs if (run.other_steps, run.seed) == (17, 4)]
+        fails = [run for run in runs if (run.other_length, run.seed) == (17, 4)]
         rest = [run for run in runs if run not in fails]
         lab.train(rest, label, **more)
         failed = RunResult(status=RunStatus.failed, reason="no room on the disk")

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from nocap.config.trainer import Device
-from nocap.measure import roofline
+from nocap.measure import peaks
 from nocap.study.__main__ import main
 from nocap.study.log import FILE, AnalysisLine, RegistrationLine, RunLine, SessionLine, read_log
 from tests import soak
@@ -56,7 +56,7 @@ def root(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Path:
             written(root / "made", MADE)
             with pytest.MonkeyPatch.context() as patch:
                 # the machine's peak is nothing that is asked here
-                patch.setitem(roofline.PRODUCT, Device.cpu, 256)
+                patch.setitem(peaks.PRODUCT, Device.cpu, 256)
                 env = {"NOCAP_CACHE": str(cache_dir)}
                 done = called(*COMMAND[2:], cwd=root, module="nocap.study.__main__", env=env)
             text = json.dumps([done.code, done.out, done.err])

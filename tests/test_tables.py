@@ -22,7 +22,7 @@ from nocap.metrics import METRICS, Scale
 from nocap.report import comparison_tables
 from nocap.report.figures_in_words import measured
 from nocap.runs import __main__ as runs
-from nocap.sources import race_tables
+from nocap.sources.races import result_tables
 from nocap.store.record import Record
 from nocap.study import study_pages
 from tests import test_profile_difference as profiles
@@ -45,7 +45,7 @@ def printed(door: Callable[[list[str]], int], *words: str) -> str:
 
 def raced(folder: Path) -> str:
     race = made_race(folder, random.Random(3), gain=3.0, pairs=3)
-    return "\n\n".join(map(str, race_tables.tables(race, race.run())))
+    return "\n\n".join(map(str, result_tables.tables(race, race.run())))
 
 
 @pytest.mark.parametrize(

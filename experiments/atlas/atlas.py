@@ -90,7 +90,7 @@ def wanted(job: jobs.Job, output_dir: str) -> Training:
     made = (
         more(whole, f"trainer.steps={round(whole.run.trainer.steps * share)}") if short else whole
     )
-    return trainings({arm: made}, {seed: [arm]}, short=short)[0]
+    return trainings({arm: made}, {seed: [arm]}, of_other_length=short)[0]
 
 
 def run_phase(phase: str, output_dir: str) -> int:

@@ -17,10 +17,10 @@ from trend import LEAST_SIZES, Trend, trend
 from nocap.display import NONE, count
 from nocap.judge.claim import TO_TARGET
 from nocap.judge.interval import Estimate, Position
+from nocap.metrics import METRICS, Metric, Scale
 from nocap.report import forest
 from nocap.report.figures_in_words import measured as in_words
 from nocap.report.table import Column, Table
-from nocap.metrics import METRICS, Metric, Scale
 from nocap.study.claim_words import is_known
 from nocap.study.study_folder import load_study
 from nocap.study.study_pages import all_results

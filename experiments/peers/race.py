@@ -28,7 +28,8 @@ from nocap.judge.cautious_interval import of_pairs
 from nocap.judge.interval import Estimate
 from nocap.measure.bench import carry_out
 from nocap.measure.bench_arms import compose_arm, compose_arms
-from nocap.measure.bench_result import ArmStatus, Bench, written
+from nocap.measure.bench_json import written
+from nocap.measure.bench_result import ArmStatus, Bench
 from nocap.measure.bench_table import render_bench
 from nocap.measure.timed_arm import TimedArm
 from nocap.store.record_files import write_json

@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nocap.judge.proposal import ProposalWord
-from nocap.study.proposals.campaign import MOST_PROPOSALS, Campaign
 from nocap.study.log import AnswerLine, LogLine, PairLine
+from nocap.study.proposals.campaign import MOST_PROPOSALS, Campaign
 from nocap.study.spec import Propose
 
 SEEDS = 16

@@ -27,9 +27,9 @@ from nocap.judge.cautious_interval import Declared
 from nocap.judge.claim import Claim, Mechanism
 from nocap.judge.interval import Array, half_width
 from nocap.judge.verdict import ClaimWord, judge
+from nocap.metrics import METRICS, Scale
 from nocap.report.table import markdown
 from nocap.store.measurement import Measurement
-from nocap.metrics import METRICS, Scale
 
 HERE = Path(__file__).resolve().parent
 START = "<!-- tables: written by simulated.py -->"

@@ -4,17 +4,22 @@ part.
 A bench times the steps of several arms:
 
     bench_arms                 compose the arms that were typed
-    timed_arm                  one arm whose step is timed, and the clock for all of them
+    clock                      how work is timed
+    timed_arm                  one arm whose step is timed
     bench                      the bench: warm up, take turns, ask the judge
-    bench_result               its result, and that as JSON
+    bench_result               its result
+    bench_schema               its types as JSON
+    bench_json                 write it
     bench_table                its result as a table
 
 A profile takes one step, forward or text apart:
 
     subject                    what a profile can be of
-    roofline                   count what the subject computes; measure the peaks of the machine
+    roofline                   count what the subject computes
+    peaks                      measure the peaks of the machine
     profiler_timing            time the subject, plain and under torch's profiler
-    profiler_ranges            mark modules for the profiler, and read the time of each
+    profiler_ranges            mark modules for the profiler
+    profiler_events            read the time that it saw of each
     mixer_moments              tell what a mixer computes, by its operations
     profile                    the profile: count, time, bound
 
@@ -22,6 +27,7 @@ What a profile shows:
 
     profile_record             put what was counted and what was timed into one record
     profile_schema             its types as JSON
+    profile_file               write and read its file
     profile_groups             its rows added up by part, layer and group
     profile_tables             it as tables
     ceilings                   what each option could win at most

@@ -10,7 +10,7 @@ import torch
 
 from nocap.config.run import Run
 from nocap.config.trainer import Precision
-from nocap.measure.timed_arm import Clock
+from nocap.measure.clock import Clock
 from nocap.training.build import autocast
 
 

@@ -18,7 +18,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import date
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -30,9 +29,10 @@ from nocap.config.trainer import Device, Trainer
 from nocap.judge import bench_speeds
 from nocap.judge.differences import Difference
 from nocap.judge.interval import LEAST_PAIRS
-from nocap.measure.bench_result import ArmStatus, Bench, BenchedArm, FlopPeak, Mfu, written
-from nocap.measure.roofline import matmul_flops
-from nocap.measure.timed_arm import Clock, TimedArm
+from nocap.measure.bench_result import ArmStatus, Bench, BenchedArm, FlopPeak, Mfu
+from nocap.measure.clock import Clock
+from nocap.measure.peaks import matmul_flops
+from nocap.measure.timed_arm import TimedArm
 from nocap.store.times import now
 from nocap.training.memory_limit import within_memory
 
@@ -41,12 +41,6 @@ Times = NDArray[np.float64]
 # half-width of an interval, of the ratio's logarithm, that needs no more rounds
 LIMIT = {Device.cpu: 0.03, Device.cuda: 0.01}
 WARM_SHARE = 0.6  # of the time: an arm whose turn to warm up comes later is left out
-
-
-def bench(arms: Sequence[TimedArm], *, seconds: float, rounds: int | None = None) -> dict[str, Any]:
-    """Time the arms against the first one, as `carry_out` does, and return the result as JSON
-    types."""
-    return written(carry_out(arms, seconds=seconds, rounds=rounds))
 
 
 def carry_out(

@@ -1,18 +1,15 @@
-"""The result of a bench: what is known of each arm, and how it compares with the baseline. Here it
-is written as JSON, and nowhere else. No torch."""
+"""The result of a bench: what is known of each arm, and how it compares with the baseline. No
+torch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
-import msgspec
-
-from nocap.judge.comparison_json import measurement_json
+from nocap.config.hardware import Fact
 from nocap.judge.differences import Difference
-from nocap.judge.interval import CONFIDENCE, LEAST_PAIRS, Estimate
+from nocap.judge.interval import LEAST_PAIRS, Estimate
 from nocap.metrics import METRICS
 from nocap.store.measurement import Measurement
 
@@ -71,7 +68,7 @@ class BenchedArm:
     tokens_per_s: float | None  # the geometric mean over rounds, as its ratio is
     speed_by_flops: float | None  # what arithmetic alone would give
     mfu: Mfu
-    config: Mapping[str, object]
+    config: Mapping[str, Mapping[str, object]]  # what its step executes, part by part
     seconds_per_token: Sequence[Sequence[float]] | None  # round by round, of its two blocks
 
     @property
@@ -114,72 +111,10 @@ class Bench:
     ended: str
     clock: str  # how work is timed
     peaks: Mapping[str, FlopPeak]  # precision and threads → what bounds them
-    hardware: Mapping[str, object]
+    hardware: Mapping[str, Fact]
     limit: float  # half width of an interval, of the ratio's logarithm, that needs no more rounds
     rounds: int
     control: BenchedArm  # the baseline's first instance
     arms: Sequence[BenchedArm]  # the baseline first
     warm_up_s: float
     spent_s: float  # warm-up included
-
-
-# --- as JSON --------------------------------------------------------------------------------------
-
-
-def written(bench: Bench) -> dict[str, Any]:
-    """Write a bench as JSON types. Every arm has the same keys; null where there is nothing to
-    report."""
-    fingerprint = str(bench.hardware["fingerprint"])
-    measurements = list[dict[str, object]]()
-    for arm in bench.arms:
-        for each in arm.measurements(where=fingerprint, when=bench.ended):
-            measurements.append(msgspec.to_builtins(measurement_json(each)))
-    return {
-        "kind": "bench",
-        "date": bench.date,
-        "started": bench.started,
-        "clock": bench.clock,
-        "peak_flops": {name: asdict(peak) for name, peak in bench.peaks.items()},
-        "hardware": bench.hardware,
-        "limit": {"half_width": bench.limit, "confidence": CONFIDENCE},
-        "rounds": bench.rounds,
-        "control": _control(bench.control),
-        "arms": [_arm(arm) for arm in bench.arms],
-        "measurements": measurements,
-        "ended": bench.ended,
-        "spent_s": {"warm_up": bench.warm_up_s, "all": bench.spent_s},
-    }
-
-
-def _arm(arm: BenchedArm) -> dict[str, object]:
-    return {
-        **asdict(arm.facts),
-        "label": arm.label,
-        "status": arm.status.value,
-        "reason": arm.reason,
-        "verdict": arm.word_with_reason,
-        "speed": _speed(arm.ratio),
-        "tokens_per_s": arm.tokens_per_s,
-        "step_ms": arm.step_ms,
-        "speed_by_flops": arm.speed_by_flops,
-        "mfu": asdict(arm.mfu),
-        "config": arm.config,
-        "seconds_per_token": arm.seconds_per_token,
-    }
-
-
-def _control(control: BenchedArm) -> dict[str, object]:
-    """Return what differs from the baseline's second instance, which is the same step."""
-    return {
-        "verdict": control.word_with_reason,
-        "speed": _speed(control.ratio),
-        "tokens_per_s": control.tokens_per_s,
-        "warm_up_s": control.facts.warm_up_s,
-        "seconds_per_token": control.seconds_per_token,
-    }
-
-
-def _speed(ratio: Estimate | None) -> dict[str, float] | None:
-    if ratio is None:
-        return None
-    return {"ratio": ratio.mid, "low": ratio.low, "high": ratio.high}

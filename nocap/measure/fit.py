@@ -15,7 +15,8 @@ from nocap.config.run import Run
 from nocap.config.trainer import Device
 from nocap.launch.plan import check_compiler
 from nocap.measure.bench_result import ArmStatus
-from nocap.measure.timed_arm import Clock, TimedArm
+from nocap.measure.clock import Clock
+from nocap.measure.timed_arm import TimedArm
 from nocap.training import memory
 from nocap.training.memory_limit import within_memory
 

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from nocap.config.keys import flat
-from nocap.measure.profile_difference import ProfileSide
+from nocap.measure.profile_file import ProfileSide
 from nocap.measure.profile_schema import (
     CeilingJson,
     LargestJson,

@@ -2,7 +2,7 @@
 
 They are told by the operations that the mixer calls, whichever option it is of: by their names as
 torch's profiler and dispatcher have them. Where the operations are another pattern, the mixer is
-not taken apart.
+not taken apart. No torch.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from torch.autograd.profiler_util import FunctionEvent
+if TYPE_CHECKING:
+    from torch.autograd.profiler_util import FunctionEvent
 
 PRODUCT = "product"  # scores
 SOFTMAX = "softmax"

@@ -14,6 +14,7 @@ from nocap.config.run import Run
 from nocap.config.trainer import Device
 from nocap.launch.plan import check_compiler
 from nocap.measure.ceilings import Composer, options_ceilings
+from nocap.measure.peaks import measure_peak
 from nocap.measure.profile_record import record
 from nocap.measure.profile_schema import CeilingsJson, ProfileJson
 from nocap.measure.profiler_timing import (
@@ -23,7 +24,7 @@ from nocap.measure.profiler_timing import (
     measure_step,
     measure_text,
 )
-from nocap.measure.roofline import Count, count, measure_peak
+from nocap.measure.roofline import Count, count
 from nocap.measure.subject import Subject, SubjectKind
 from nocap.training import allocator
 from nocap.training.build import configure_numerics

@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
+from nocap.measure.mixer_moments import AROUND, FUSED, PRODUCT, SOFTMAX, VALUES
 from nocap.measure.profile_schema import GroupJson, LayerJson, LeafJson, PartJson, RowJson
 from nocap.step_parts import PARTS, STEP_PARTS, part_title
 
@@ -40,18 +41,22 @@ _BY_PART = {
 # of the residual stream, whose additions a block's branches make
 _BRANCHES = {"attention": "attention", "mlp": "mlp"}
 
+# details of an embedding, and of the residual stream
+LOOKUP = "lookup"
+GRADIENTS = "gradients"
+BETWEEN = "between"
 # (part, detail) → what a table calls it
 DETAILS = {
-    ("embedding", "lookup"): "lookup, positions",
-    ("embedding", "gradients"): "embedding gradients",
-    ("scores", "product"): "scores, Q·Kᵀ",
-    ("scores", "softmax"): "softmax",
-    ("scores", "values"): "weights·values",
-    ("scores", "fused"): "scores, softmax, weights·values: one fused kernel",
-    ("scores", "around"): "around the kernels",
+    ("embedding", LOOKUP): "lookup, positions",
+    ("embedding", GRADIENTS): "embedding gradients",
+    ("scores", PRODUCT): "scores, Q·Kᵀ",
+    ("scores", SOFTMAX): "softmax",
+    ("scores", VALUES): "weights·values",
+    ("scores", FUSED): "scores, softmax, weights·values: one fused kernel",
+    ("scores", AROUND): "around the kernels",
     ("scores", None): "scores, softmax, weights·values: not taken apart",
     ("residual", None): "residual",
-    ("residual", "between"): "between the branches of a block",
+    ("residual", BETWEEN): "between the branches of a block",
 }
 OUTSIDE_MODEL = ("optimizer", "rest")  # groups
 # Parts of which an option may have several matrices, which have their own names in a table.
@@ -284,9 +289,9 @@ def _detailed(rows: Sequence[ProfileRow]) -> list[ProfileRow]:
     for row in rows:
         detail = row.detail
         if row.part == "embedding":
-            detail = "lookup" if row.direction == "forward" else "gradients"
+            detail = LOOKUP if row.direction == "forward" else GRADIENTS
         elif row.part == "residual" and _group_of(row) == "rest":
-            detail = "between"
+            detail = BETWEEN
         elif row.part in _BY_NAME and len(names[row.part]) > 1:
             detail = _name(row)
         detailed.append(replace(row, detail=detail))

@@ -14,6 +14,7 @@ from nocap.config.plain import to_plain
 from nocap.config.run import Run
 from nocap.config.trainer import Device
 from nocap.data.batches import microbatches
+from nocap.measure.clock import Clock
 from nocap.measure.mixer_moments import FUSED
 from nocap.measure.profile_groups import ProfileRow, by_layer, by_part, grouped, rated
 from nocap.measure.profile_schema import (
@@ -27,11 +28,10 @@ from nocap.measure.profile_schema import (
     StepJson,
     TextJson,
 )
-from nocap.measure.profiler_ranges import Key, of_modules
+from nocap.measure.profiler_events import Key, of_modules
 from nocap.measure.profiler_timing import WatchedSteps
 from nocap.measure.roofline import Count, OpWork
 from nocap.measure.subject import Subject
-from nocap.measure.timed_arm import Clock
 from nocap.model.attention_facts import kernel_name
 from nocap.model.flops import flops_per_token
 from nocap.step_parts import HELD, PARTS, STEP_PARTS

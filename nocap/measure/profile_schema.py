@@ -1,6 +1,5 @@
 """The types of a profile's JSON, for programs and for the reader of two profiles: its schema.
-`profile.record` fills them, `profile_difference.written` writes and
-`profile_difference.sides` reads them. No torch.
+`profile_record` fills them, `profile_file` writes and reads them. No torch.
 
 Times are ms, memory is MiB. A row is what a module cost in one direction of a whole optimizer step;
 of a forward, a prompt or a token the same.
@@ -15,7 +14,7 @@ import msgspec
 from nocap.measure.subject import SubjectKind
 
 KIND: Final = "profile"
-Count = int | float  # of FLOPs or bytes
+Number = int | float  # of FLOPs or bytes
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 Amount = Annotated[float, msgspec.Meta(ge=0)]
 
@@ -101,8 +100,8 @@ class RowJson(Object, frozen=True, kw_only=True):
     direction: str  # forward or backward
     ms: float
     calls: int
-    flops: Count
-    bytes: Count
+    flops: Number
+    bytes: Number
     bound_ms: float  # by the roofline
     share: float  # of the whole
     flop_s: float | None
@@ -115,8 +114,8 @@ class PartJson(Object, frozen=True, kw_only=True):
     part: str
     ms: float
     calls: int
-    flops: Count
-    bytes: Count
+    flops: Number
+    bytes: Number
     bound_ms: float
     forward_ms: float
     backward_ms: float
@@ -132,8 +131,8 @@ class LayerJson(Object, frozen=True, kw_only=True):
     part: str
     ms: float
     calls: int
-    flops: Count
-    bytes: Count
+    flops: Number
+    bytes: Number
     bound_ms: float
     forward_ms: float
     backward_ms: float
@@ -149,8 +148,8 @@ class LeafJson(Object, frozen=True, kw_only=True):
     detail: str | None
     ms: Amount
     calls: int
-    flops: Count
-    bytes: Count
+    flops: Number
+    bytes: Number
     bound_ms: float
     forward_ms: float
     backward_ms: float
@@ -167,8 +166,8 @@ class GroupJson(Object, frozen=True, kw_only=True):
     group: str
     ms: Amount
     calls: int
-    flops: Count
-    bytes: Count
+    flops: Number
+    bytes: Number
     bound_ms: float
     forward_ms: float
     backward_ms: float
@@ -251,7 +250,7 @@ class ProfileJson(Object, frozen=True, kw_only=True):
     vocab_size: int
     tokens: Annotated[int, msgspec.Meta(gt=0)]  # that one device works on
     text: TextJson | None  # null: nothing is generated
-    flops_per_token: Count | None
+    flops_per_token: Number | None
     flops_basis: str
     not_counted: str | None  # why the rows have no FLOPs, bytes and bounds
     kernel: str

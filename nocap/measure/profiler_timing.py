@@ -20,19 +20,12 @@ from nocap.config.run import Run
 from nocap.config.trainer import Compile, Device
 from nocap.data.batches import microbatches
 from nocap.generation.engines import Cached, Engine, engine_for
+from nocap.measure.clock import Clock
 from nocap.measure.profile_schema import ClocksJson
-from nocap.measure.profiler_ranges import (
-    BETWEEN,
-    MARK,
-    STEP,
-    Moments,
-    Ranges,
-    busy_ms,
-    profiler,
-    read_moments,
-)
+from nocap.measure.profiler_events import BETWEEN, Moments, busy_ms, profiler, read_moments
+from nocap.measure.profiler_ranges import MARK, STEP, Ranges
 from nocap.measure.subject import Subject, SubjectKind
-from nocap.measure.timed_arm import Clock, TimedArm, random_tokens
+from nocap.measure.timed_arm import TimedArm, random_tokens
 from nocap.model.build import build_model
 from nocap.step_parts import HELD
 from nocap.training import memory
@@ -183,10 +176,9 @@ def measure_step(run: Run, *, repeats: int, trace: Path | None) -> WatchedSteps:
         torch.OutOfMemoryError: the device's memory does not hold the step.
     """
     eager = measurable(run)
-    arm = _warm(eager)
+    arm = _warm(eager, _Marks(started=time.monotonic()))
     ranges = Ranges(eager)
     model = arm.built.model
-    arm.ledger = _Marks(started=arm.job.started)
     with ranges.around(model), memory.saved_for_backward(model.parameters(), on_save=ranges.keep):
         arm.step()
     memory_mib = arm.facts.memory_mib or {}
@@ -213,9 +205,9 @@ def _step(arm: TimedArm) -> Action:
     return Action(call=arm.step, synchronize=arm.job.world.synchronize)
 
 
-def _warm(run: Run) -> TimedArm:
+def _warm(run: Run, ledger: Ledger | None = None) -> TimedArm:
     arm = TimedArm("", run)
-    arm.warm(Clock.wall)
+    arm.warm(Clock.wall, ledger=ledger)
     return arm
 
 

@@ -1,5 +1,5 @@
-"""The roofline: what a step must do (counted, not computed), and how fast this machine can do it
-(measured peaks).
+"""The roofline: what a step must do, counted and not computed. `nocap.measure.peaks` measures how
+fast this machine can do it.
 
 The step runs on fake tensors, which have shapes, dtypes and a device, and no memory: torch's own
 dispatcher decides which operations there are, in the run's precision, with its kernels.
@@ -9,7 +9,7 @@ dispatcher decides which operations there are, in the run's precision, with its 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -20,13 +20,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from nocap.config.run import Run
-from nocap.config.trainer import Device, Precision
 from nocap.generation.engines import Cached, Engine, Recompute, UncachedError
 from nocap.measure.mixer_moments import Call, Nodes
 from nocap.measure.profile_schema import Peak
-from nocap.measure.profiler_ranges import MIXER, STEP, Key, Ranges
+from nocap.measure.profiler_events import Key
+from nocap.measure.profiler_ranges import MIXER, STEP, Ranges
 from nocap.measure.subject import Subject, SubjectKind
-from nocap.measure.timed_arm import Clock
 from nocap.model.attention_facts import first_window
 from nocap.model.build import build_model
 from nocap.model.counted_flops import NotCountedError, op_flops, uncounted_explained
@@ -35,42 +34,7 @@ from nocap.model.language_model import LanguageModel
 from nocap.training import memory
 from nocap.training.build import autocast
 
-PRODUCT = {Device.cpu: 2048, Device.cuda: 8192}  # rows and columns
-COPY_BYTES = {Device.cpu: 2**28, Device.cuda: 2**31}  # far beyond any cache
-HELD = 4  # parameters, gradients and AdamW's two moments, all as large
-
-
-def measure_peak(device: Device) -> Peak:
-    """FLOP/s and bytes/s of the device with the threads that torch has now."""
-    flops = {precision.value: matmul_flops(device, precision) for precision in Precision}
-    n = COPY_BYTES[device]
-    source = torch.zeros(n // 4, device=device.value)
-    target = torch.zeros(n // 4, device=device.value)
-    clock = Clock.of(device, torch.get_num_threads())
-    copy_ms = clock.least_ms(lambda: target.copy_(source))
-    return Peak(flops=flops, bytes_per_s=2 * n / copy_ms * 1e3)
-
-
-def matmul_flops(device: Device, precision: Precision) -> float:
-    """FLOP/s of a large square matrix product, the best of several: the measured denominator of
-    MFU. Of a smaller one where a large one takes more than a second: bf16 on a CPU without
-    instructions for it."""
-    clock = Clock.of(device, torch.get_num_threads())
-    dtype = torch.bfloat16 if precision is Precision.bf16 else torch.float32
-
-    def product(n: int) -> Callable[[], object]:
-        a = torch.randn(n, n, device=device.value).to(dtype)
-        b = torch.randn(n, n, device=device.value).to(dtype)
-        out = a @ b
-        return lambda: torch.mm(a, b, out=out)
-
-    n = 256
-    while n < PRODUCT[device] and 8 * clock.seconds(product(n)) < 1:
-        n *= 2
-    return 2 * n**3 / clock.least_ms(product(n)) * 1e3
-
-
-# --- what a step must do
+HELD_COPIES = 4  # parameters, gradients and AdamW's two moments, all as large
 
 
 class Op(NamedTuple):
@@ -209,7 +173,7 @@ class Count(TorchDispatchMode):
         return min(1.0, scores * tokens / directions / computed)
 
     def held_mib(self) -> float:
-        copies = HELD if self.subject.of.trains else 1
+        copies = HELD_COPIES if self.subject.of.trains else 1
         activations = sum(self.ranges.kept.values())
         return (copies * self.parameters + activations + self.cache) / memory.MIB
 

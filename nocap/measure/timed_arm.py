@@ -1,5 +1,5 @@
 """One arm whose step is timed, from its run to what is known of its step: the trainer's own
-(`nocap.training.step.take_step`), on random tokens; and the one clock for all that is compared."""
+(`nocap.training.step.take_step`), on random tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from nocap.data.shards import write_shard
 from nocap.data.tokens import Shard
 from nocap.measure.bench_arms import step_config
 from nocap.measure.bench_result import ArmStatus, Facts
+from nocap.measure.clock import Clock, repeat
 from nocap.model.attention_facts import kernel_name
 from nocap.model.build import count_parameters
 from nocap.model.flops import flops_per_token
@@ -37,62 +37,10 @@ from nocap.training.step import take_step
 from nocap.training.warm_up import warm_up
 from nocap.training.world import join
 
-# of work behind a figure of `least_ms`; figures, of which the least counts: others can only add
-# time
-LEAST_S = 0.2
-REPEATS = 3
 WARM_STEPS = 3  # the first makes the optimizer's state, the last sets the length of a block
 # of one block; on a busy CPU many short blocks give narrower intervals than few long ones
 BLOCK_S = {Device.cpu: 0.05, Device.cuda: 0.3}
 LONGEST_PERIOD = 100  # steps of an optimizer's whole period: a block of more would take minutes
-
-
-class Clock(Enum):
-    """How work is timed."""
-
-    cuda = "CUDA events"
-    cpu = "process CPU time, one thread"  # what other processes take of the core does not count
-    wall = "wall clock"  # CPU time would count threads that wait for each other
-
-    @classmethod
-    def of(cls, device: Device, threads: int) -> Clock:
-        if device is Device.cuda:
-            return cls.cuda
-        if threads == 1:
-            return cls.cpu
-        return cls.wall
-
-    def seconds(self, work: Callable[[], object]) -> float:
-        """Return how long `work` takes. On CUDA: between two events in the stream, with one wait at
-        the end."""
-        if self is Clock.cuda:
-            begin = torch.cuda.Event(enable_timing=True)
-            end = torch.cuda.Event(enable_timing=True)
-            begin.record()
-            work()
-            end.record()
-            end.synchronize()
-            return float(begin.elapsed_time(end)) / 1e3
-        read = time.process_time if self is Clock.cpu else time.perf_counter
-        began = read()
-        work()
-        return read() - began
-
-    def least_ms(self, work: Callable[[], object]) -> float:
-        """Milliseconds of a call: the least of REPEATS figures, each over enough calls, after one
-        call that is not counted."""
-        work()
-        calls = 1
-        while self.seconds(partial(repeat, work, calls)) < LEAST_S and calls < 4096:
-            calls *= 2
-        many = partial(repeat, work, calls)
-        seconds = [self.seconds(many) for _ in range(REPEATS)]
-        return min(seconds) / calls * 1e3
-
-
-def repeat(work: Callable[[], object], n: int) -> None:
-    for _ in range(n):
-        work()
 
 
 def block_steps(wanted: float, *, period: int) -> int:
@@ -148,7 +96,12 @@ class TimedArm:
         self.status = ArmStatus.measured
         self.reason: str | None = None
         self.facts = Facts()
+        # from `warm` on
+        self.clock: Clock
+        self.ledger: Ledger
+        self.job: Job
         self.built: Any = None  # what holds its tensors
+        self.held_bytes = 0  # on a GPU, by what was built
         self.at = 0  # the next step
         self.steps = 0  # of a block
         self.unseen_mib = 0.0
@@ -158,7 +111,6 @@ class TimedArm:
     def build(self) -> float:
         """Build, and run what a first step would compile; the MiB that a forward keeps for its
         backward."""
-        self.ledger = Ledger(started=time.monotonic())
         self.built = build(self.job)
         saved_mib = warm_up(self.job, self.built, self.ledger, validates=self.validates)
         if self.built.graph is not None:
@@ -200,10 +152,11 @@ class TimedArm:
 
     # --- what all have in common
 
-    def warm(self, clock: Clock) -> None:
+    def warm(self, clock: Clock, *, ledger: Ledger | None = None) -> None:
         """Build, take the first steps, and note the facts. The peak of memory is counted on the
-        CPU, and measured on CUDA."""
+        CPU, and measured on CUDA. `ledger`: what the steps are charged to."""
         self.clock = clock
+        self.ledger = ledger or Ledger(started=time.monotonic())
         began = time.perf_counter()
         before = torch.cuda.memory_allocated()
         allocator.use(self.run.trainer.malloc)
@@ -213,7 +166,7 @@ class TimedArm:
         warm_s = [clock.seconds(self.step) for _ in range(WARM_STEPS)]
         wanted = BLOCK_S[self.run.trainer.device] / warm_s[-1]
         self.steps = block_steps(wanted, period=self.run.optimizer.period())
-        self.held = torch.cuda.memory_allocated() - before
+        self.held_bytes = torch.cuda.memory_allocated() - before
         known = self.describe()
         mib = {**(known.memory_mib or {}), "activations": saved_mib}
         mib["peak"] = 0.0 if self.device.type == "cuda" else sum(mib.values())
@@ -232,7 +185,7 @@ class TimedArm:
         configure_numerics(self.run)
         on_cuda = self.device.type == "cuda"
         if on_cuda:
-            others_mib = (torch.cuda.memory_allocated() - self.held) / memory.MIB
+            others_mib = (torch.cuda.memory_allocated() - self.held_bytes) / memory.MIB
             memory.reset_peak(self.device)
             self.step()
         seconds = self.clock.seconds(partial(repeat, self.step, self.steps))

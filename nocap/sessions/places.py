@@ -58,6 +58,11 @@ ROUNDS = "rounds"
 PARTS = "parts"
 CURVE = "curve"
 DECODING = "decoding"
+# the engines of decoding, as a study names them
+NO_CACHE = "no cache"
+CACHE = "cache"
+COMPILED_CACHE = "cache, compiled"
+ENGINES = (NO_CACHE, CACHE, COMPILED_CACHE)
 PLACES: Mapping[str, Place] = {
     BENCH: Place(kind="steps", figures=StepFigures, shape="bench", logged="tokens_per_s"),
     PACE: Place(kind="steps", figures=StepFigures, shape=TRAIN, logged="tokens_per_s"),

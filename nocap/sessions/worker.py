@@ -42,7 +42,8 @@ from nocap.measure.bench import carry_out, clock_of, timed_rounds
 from nocap.measure.bench_arms import step_config
 from nocap.measure.bench_result import ArmStatus, BenchedArm
 from nocap.measure.profile import profile
-from nocap.measure.profiler_ranges import allocated_bytes, part_of
+from nocap.measure.profiler_events import allocated_bytes
+from nocap.measure.profiler_ranges import part_of
 from nocap.measure.timed_arm import TimedArm
 from nocap.model.attention_facts import first_window, kernel_name
 from nocap.model.build import build_model
@@ -57,6 +58,7 @@ from nocap.sessions.figures import (
     RoundFigures,
     StepFigures,
 )
+from nocap.sessions.places import COMPILED_CACHE, NO_CACHE
 from nocap.sessions.session_file import SessionRequest
 from nocap.step_parts import HELD
 from nocap.store.record_files import write_json
@@ -302,9 +304,9 @@ class DecodedText:
 
 def _engine(name: str, model: LanguageModel, run: Run, *, capacity: int) -> Engine:
     """Return an engine by its name, one of `ENGINES`. `capacity`: tokens that its cache holds."""
-    if name == "no cache":
+    if name == NO_CACHE:
         return Recompute(model)
-    return Cached(model, run, batch=1, capacity=capacity, compiled=name == "cache, compiled")
+    return Cached(model, run, batch=1, capacity=capacity, compiled=name == COMPILED_CACHE)
 
 
 def _collections() -> int:

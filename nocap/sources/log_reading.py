@@ -37,7 +37,7 @@ class Sample:
 
     @cached_property
     def text(self) -> str:
-        """Both as text without colours; empty for what is no text."""
+        """Return both as text without colours; empty for what is no text."""
         if self.head.startswith(UTF_16):
             return self.head.decode("utf-16", errors="replace")
         if b"\0" in self.head[:1024]:

@@ -23,6 +23,7 @@ From what was measured to a result:
     evidence             all that runs and sessions measured
     bounds               the gain that arithmetic allows a claim
     claim_measurements   the measurements of one claim, and its verdict
+    arm_facts            the arms of a result: shape, speed, losses, trials
     study_result         the types of a result
     result_maker         make it of a study that was carried out
     result_schema        its types as JSON
@@ -35,6 +36,7 @@ From what was measured to a result:
 From results to pages:
 
     claim_words          a claim, its guards and what was measured, in words
+    claim_cells          what tables say of a claim, and the title of each column
     claim_row            a claim of a result as a row of a table
     claim_plots          forest plots of claims
     study_pages          tables for a terminal, and the study's README

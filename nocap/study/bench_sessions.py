@@ -11,15 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
 from nocap.config.compose import Composed
-from nocap.config.hardware import Fact
 from nocap.config.keys import require
 from nocap.config.trainer import Device, Precision
 from nocap.judge.claim import Claim
+from nocap.measure.bench_schema import BenchArmJson, BenchFile, StepConfig
 from nocap.sessions.figures import StepFigures
 from nocap.sessions.places import BENCH, PLACES
 from nocap.sessions.session_file import SessionFile
@@ -30,25 +29,6 @@ from nocap.study.evidence import places
 from nocap.study.study_plan import StudyPlan
 
 FLAG = "--sessions-from"
-
-StepConfig = dict[str, dict[str, object]]  # what a step executes, part by part
-
-
-class BenchFileArm(StepFigures, frozen=True, kw_only=True):
-    """An arm of a bench's file."""
-
-    config: StepConfig
-
-
-class BenchFile(msgspec.Struct, frozen=True, kw_only=True):
-    """What a study takes of a bench's file."""
-
-    kind: Literal["bench"]
-    started: str
-    ended: str
-    rounds: int
-    hardware: dict[str, Fact]
-    arms: list[BenchFileArm]
 
 
 def read(path: Path) -> BenchFile:
@@ -107,9 +87,9 @@ def _check_apart(plan: StudyPlan, files: Sequence[SessionFile]) -> None:
         require(minutes >= plan.at.apart_min, FLAG, rule, f"{minutes:.1f}")
 
 
-def _arms_of(plan: StudyPlan, bench: BenchFile) -> dict[str, BenchFileArm]:
+def _arms_of(plan: StudyPlan, bench: BenchFile) -> dict[str, BenchArmJson]:
     """Return the arms of a study that a file has, by the study's names."""
-    found = dict[str, BenchFileArm]()
+    found = dict[str, BenchArmJson]()
     for name, composed in plan.bench.items():
         content = plan.content(composed, "step")
         for arm in bench.arms:
@@ -127,7 +107,7 @@ def _content(plan: StudyPlan, config: StepConfig) -> StepConfig:
     return content
 
 
-def _on_machine(arm: Composed, timed: BenchFileArm) -> Composed:
+def _on_machine(arm: Composed, timed: BenchArmJson) -> Composed:
     """Return an arm with the device and the precision that it was timed with."""
     keys = timed.config["trainer"]
     device = Device[str(keys["device"])]
@@ -137,7 +117,7 @@ def _on_machine(arm: Composed, timed: BenchFileArm) -> Composed:
 
 
 def _session(
-    plan: StudyPlan, bench: BenchFile, arms: Mapping[str, BenchFileArm], number: int
+    plan: StudyPlan, bench: BenchFile, arms: Mapping[str, BenchArmJson], number: int
 ) -> SessionFile:
     """Return a file as a session of the study."""
     measured = dict[str, object]()
@@ -158,14 +138,15 @@ def _session(
     return msgspec.convert(content, SessionFile)
 
 
-def _figures(composed: Composed, arm: BenchFileArm) -> BenchFileArm:
+def _figures(composed: Composed, arm: BenchArmJson) -> StepFigures:
     """Return the figures of an arm with what is counted of its run."""
     from nocap.model.flops import component_flops  # torch
     from nocap.sessions.worker import kv_bytes
 
     run = composed.run
     flops: dict[str, float | None] = dict(component_flops(run, vocab_size=run.tokenizer.vocab_size))
-    return msgspec.structs.replace(arm, component_flops=flops, kv_bytes=kv_bytes(run))
+    figures = msgspec.convert(msgspec.to_builtins(arm), StepFigures)
+    return msgspec.structs.replace(figures, component_flops=flops, kv_bytes=kv_bytes(run))
 
 
 def _has_sides(plan: StudyPlan, claim: Claim, files: Sequence[SessionFile]) -> bool:

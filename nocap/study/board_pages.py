@@ -15,26 +15,22 @@ from markupsafe import Markup
 from nocap.report import html_page
 from nocap.report.table import Column, Table
 from nocap.study.board_sections import NOT_YET, UNSTUDIED, BoardSection, Planned, Unstudied, capital
+from nocap.study.claim_cells import titles
 from nocap.study.claim_plots import plots
 from nocap.study.claim_row import PROJECT, STAND_IN, THERE, ClaimRow
 from nocap.study.claim_words import expected, is_exact, is_known, measures
 
-# of the README, beside the statement: title → what a row has there
-COLUMNS = {
-    "expected": "expected",
-    "measured": "figure",
-    "verdict": "short verdict",
-    "n": "n",
-    "where": "place",
-}
+# fields of `ClaimCells`, for the README beside the statement
+COLUMNS = ("expected", "figure", "short_verdict", "n", "shape_and_machine")
+# fields of `ClaimCells`, for the page below the statement
 DETAILS = (
     "expected",
-    "arithmetic allows",
+    "bound",
     "guards",
     "verdict",
     "notes",
-    "where",
-    "machine, date",
+    "shapes",
+    "machine_and_date",
     "command",
 )
 SUBJECT = "Claims about GPT training"  # what a board is about
@@ -44,7 +40,7 @@ INTRO = (
     "Each row has what was expected and what was measured, with the 95% interval in brackets. The "
     "page of each study also has what arithmetic allows, the guards, the shapes, the notes and "
     "the command. `board.html` in this folder has all of this with forest plots. The command "
-    "`python -m nocap.study --board experiments` writes this file from each study's "
+    "`python -m nocap.study --board {folder}` writes this file from each study's "
     "`results.*.json`. n counts pairs of runs, or sessions of timing. What was counted is *exact* "
     "and has no interval. A verdict holds only at the shape and on the machine of its row: a "
     "claim that was measured at two shapes, or on two machines, has two rows. A verdict is "
@@ -57,10 +53,11 @@ INTRO = (
 # --- README.md ------------------------------------------------------------------------------------
 
 
-def markdown(about: str, parts: Sequence[BoardSection]) -> str:
-    """Return the board's `README.md`."""
+def markdown(about: str, parts: Sequence[BoardSection], *, folder: str) -> str:
+    """Return the `README.md` of a board in a folder of this name."""
     lines = [f"# {title(parts)}", ""]
-    for text in filter(None, (INTRO, about, errors(counted_rows(parts)))):
+    intro = INTRO.format(folder=folder)
+    for text in filter(None, (intro, about, errors(counted_rows(parts)))):
         lines += [*textwrap.wrap(text, width=138), ""]
     for part in parts:
         lines += _section(part)
@@ -98,7 +95,7 @@ def _measured(some: Sequence[ClaimRow]) -> Table:
     lines = list[list[object]]()
     for row in some:
         statement = _link(row.claim.statement, row.result.study.name)
-        lines.append([statement, *(row.cells[key] or None for key in COLUMNS.values())])
+        lines.append([statement, *(text or None for text in row.cells.texts(COLUMNS))])
     return _board(lines)
 
 
@@ -122,8 +119,8 @@ def planned_cells(plan: Planned) -> list[object]:
 
 
 def _board(lines: Sequence[Sequence[object]]) -> Table:
-    titles = ["statement", *COLUMNS]
-    return Table(title="", columns=[Column(title=title) for title in titles], rows=lines)
+    columns = [Column(title=title) for title in ("statement", *titles(COLUMNS))]
+    return Table(title="", columns=columns, rows=lines)
 
 
 def _link(statement: str, study: str) -> str:

@@ -155,7 +155,8 @@ def sections(
     groups that are counted first.
 
     Errors:
-        ValueError: as for `write`.
+        ValueError: a wrong `board.yaml` or `not_built.yaml`, or a claim whose source no group of
+            `board.yaml` has.
     """
     config = _config(folder / BOARD)
     entries = unstudied(folder / NOT_BUILT)

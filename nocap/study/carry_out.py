@@ -14,11 +14,11 @@ from nocap.judge.interval import analyses, analysis_of
 from nocap.judge.verdict import Verdict
 from nocap.sessions.places import TRAIN
 from nocap.sessions.session_file import SessionFile
+from nocap.study.arm_facts import TuningTrial
 from nocap.study.claim_measurements import verdict_of
 from nocap.study.conductor import Conductor
 from nocap.study.evidence import Evidence, places
 from nocap.study.log_writer import LogWriter
-from nocap.study.result_schema import TuningTrial
 from nocap.study.spec import Study
 from nocap.study.standing import Standing
 from nocap.study.study_plan import StudyPlan
@@ -41,12 +41,12 @@ class StudyOutcome:
 def carry_out(
     plan: StudyPlan,
     *,
-    run: bool,
+    may_run: bool,
     say: Callable[[str], None] = PRINT,
     files: Sequence[SessionFile] = (),
 ) -> StudyOutcome:
     """Train and time what is missing, analysis by analysis until each claim is decided, or with
-    `run=False` only collect what there is. `files`: sessions from elsewhere, which are all that
+    `may_run=False` only collect what there is. `files`: sessions from elsewhere, which are all that
     counts then: nothing runs here.
 
     Errors:
@@ -55,8 +55,8 @@ def carry_out(
         FailedError: a run failed that all else depends on.
     """
     machine = str(machine_of(plan, files)["fingerprint"])
-    writer = LogWriter(plan, machine=machine, wanted=run or bool(files), say=say)
-    conductor = Conductor(plan, writer, run=run and not files, say=say, files=files)
+    writer = LogWriter(plan, machine=machine, wanted=may_run or bool(files), say=say)
+    conductor = Conductor(plan, writer, may_run=may_run and not files, say=say, files=files)
     writer.register()
     trials = conductor.tune()
     numbers = {claim.id: 1 for claim in plan.study.claims}  # of the next analysis of each
@@ -76,7 +76,7 @@ def carry_out(
                 undecided.append(claim.id)
         if not undecided:
             break
-        if run:
+        if may_run:
             say(f"not decided yet; another analysis follows for {', '.join(undecided)}")
         for name in undecided:
             numbers[name] += 1
@@ -104,7 +104,7 @@ def _has_all(evidence: Evidence, claim: Claim, study: Study) -> bool:
     if not claim.at_equal_loss:
         return True
     base = study.against(claim)
-    return all(evidence.has_lengths(base, seed) for seed in claim.seeds)
+    return all(evidence.has_other_lengths(base, seed) for seed in claim.seeds)
 
 
 def up_to(plan: StudyPlan, numbers: Mapping[str, int]) -> StudyPlan:

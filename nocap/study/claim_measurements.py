@@ -34,10 +34,16 @@ Steps = tuple[float | None, Ending]
 
 def verdict_of(claim: Claim, study: Study, scale: str, evidence: Evidence) -> Verdict:
     """Judge a claim, with its bound as it was computed."""
-    bounded = claim.bounded(bound(claim, study, evidence))
     rows = measurements(claim, study, evidence)
+    return judge_claim(claim, rows, study, scale, bound=bound(claim, study, evidence))
+
+
+def judge_claim(
+    claim: Claim, rows: Sequence[Measurement], study: Study, scale: str, *, bound: float | None
+) -> Verdict:
+    """Judge a claim of a study by its measurements. `bound`: what arithmetic allows."""
     noise = study.scales[scale].noise
-    return judge(bounded, rows, against=study.against(claim), at=scale, noise=noise)
+    return judge(claim.bounded(bound), rows, against=study.against(claim), at=scale, noise=noise)
 
 
 def measurements(claim: Claim, study: Study, evidence: Evidence) -> list[Measurement]:
@@ -299,7 +305,7 @@ def times_at_equal_loss(claim: Claim, study: Study, evidence: Evidence) -> list[
     own = [seed for seed in claim.seeds if (claim.arm, seed) in evidence.runs]
     others = list[int]()
     for seed in claim.seeds:
-        if (base, seed) in evidence.runs and evidence.has_lengths(base, seed):
+        if (base, seed) in evidence.runs and evidence.has_other_lengths(base, seed):
             others.append(seed)
     complete = {*own}.intersection(others)
     first = list(takewhile(complete.__contains__, claim.seeds))
@@ -353,7 +359,7 @@ def _at_equal_loss(
             sound.append(seed)
     if len(sound) < LEAST_PAIRS:
         return dict.fromkeys(seeds, next(iter(lost.values()), TOO_FEW))
-    lengths = [evidence.lengths[base, seed].values() for seed in sound]
+    lengths = [evidence.other_lengths[base, seed].values() for seed in sound]
     lengths_of_base = BaselineLengths(
         base=_arm(base, [evidence.runs[base, seed] for seed in sound]),
         short=_arm(base, [min(runs, key=steps_of) for runs in lengths]),
@@ -373,7 +379,7 @@ def _lost(base: str, seed: int, evidence: Evidence) -> str | None:
     """Say which run of a baseline diverged with a seed; `None`: none did."""
     if evidence.runs[base, seed].status == RunStatus.diverged:
         return f"{base} diverged, seed {seed}"
-    for steps, run in evidence.lengths[base, seed].items():
+    for steps, run in evidence.other_lengths[base, seed].items():
         if run.status == RunStatus.diverged:
             return f"{base} diverged, seed {seed}, {steps} steps"
     return None

@@ -53,8 +53,7 @@ def _line(row: ClaimRow) -> forest.ForestRow:
     shown = row.claim_result.verdict.primary.shown()
     assert shown is not None
     low, high = claim.expected
-    measured = row.cells["measured"]
-    found = f"{claim.statement}: {row.word_with_place}. Measured: {measured}."
+    found = f"{claim.statement}: {row.word_with_shape}. Measured: {row.cells.measured}."
     title = f"{found} Expected: {expected(claim)}."
     return forest.ForestRow(
         label=claim.statement,

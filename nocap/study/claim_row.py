@@ -16,6 +16,8 @@ from nocap.report import figures_in_words
 from nocap.report.table import one_line
 from nocap.sessions.places import TRAIN
 from nocap.store.measurement import Ending, Per
+from nocap.study.arm_facts import Shape
+from nocap.study.claim_cells import ClaimCells
 from nocap.study.claim_words import (
     allowed,
     expected_of,
@@ -26,7 +28,6 @@ from nocap.study.claim_words import (
     measures,
     repeats,
 )
-from nocap.study.result_schema import Shape
 from nocap.study.spec import GPU, Study, select_claims
 from nocap.study.study_result import ClaimResult, StudyResult
 
@@ -57,7 +58,7 @@ class ClaimRow:
 
     result: StudyResult
     claim_result: ClaimResult
-    elsewhere: str = ""  # verdicts of the same claim at other shapes that differ
+    other_verdicts: str = ""  # of the same claim at other shapes, where they differ
     # its study is to be carried out on a GPU too, and no GPU has measured the claim
     no_gpu: bool = False
 
@@ -90,7 +91,7 @@ class ClaimRow:
         return measures(self.claim)
 
     @property
-    def at(self) -> str:
+    def short_shape(self) -> str:
         """Return `1 × 512 tokens, CPU` of what is timed or counted; of a trained arm its size and
         its tokens; of a curve its lengths."""
         shapes = [shapes[0] for shapes in self.claim_result.where.values()]
@@ -120,7 +121,7 @@ class ClaimRow:
         return next((arm.tokens for arm in self.result.arms if arm.arm == self.claim.arm), None)
 
     @property
-    def where(self) -> str:
+    def shapes(self) -> str:
         """Say the claim's shapes, each arm's own, and the baseline's other lengths."""
         places = [
             ", against ".join(map(_shape, shapes)) for shapes in self.claim_result.where.values()
@@ -138,13 +139,13 @@ class ClaimRow:
         return expected_of(self.claim)
 
     @property
-    def word_with_place(self) -> str:
+    def word_with_shape(self) -> str:
         """Return `refuted at 1 × 512 tokens, CPU: worse than stated`."""
-        return self._with_reason(f"{self.word} at {self.at}")
+        return self._with_reason(f"{self.word} at {self.short_shape}")
 
     @property
     def word_with_reason(self) -> str:
-        """Return `refuted: worse than stated; exploratory`, for a table with a column of places;
+        """Return `refuted: worse than stated; exploratory`, for a table with a column of shapes;
         where sessions are to follow `1 session: no verdict yet`."""
         text = self._with_reason(self.word)
         verdict = self.claim_result.verdict
@@ -225,8 +226,8 @@ class ClaimRow:
             notes.append(NO_GPU)
         if self._leaves_quality_open:
             notes.append(NOT_EQUAL)
-        if self.elsewhere:
-            notes.append(f"depends on shape: {self.elsewhere}")
+        if self.other_verdicts:
+            notes.append(f"depends on shape: {self.other_verdicts}")
         if self.claim_result.verdict.beyond_bound:
             notes.append(BEYOND)
         notes.append(self.result.study.notes.get(self.claim.id, ""))
@@ -237,31 +238,31 @@ class ClaimRow:
         return [note for note in notes if note]
 
     @cached_property
-    def cells(self) -> dict[str, str]:
-        """Return all that a table can say of it, by column."""
+    def cells(self) -> ClaimCells:
+        """Return all that a table can say of it."""
         claim = self.claim
         bound = allowed(claim, self.claim_result.bound)
         primary = self.claim_result.verdict.primary
         guards = list[str]()
         for gain, margin in self.guards:
             guards.append(guard(gain, margin, self.claim_result.declared(gain)))
-        return {
-            "claim": claim.id,
-            "statement": claim.statement,
-            "expected": self.expected,
-            "arithmetic allows": f"{bound} ({claim.mechanism.formula})",
-            "measured": measured(primary),
-            "figure": figure(primary),
-            "n": repeats(primary),
-            "guards": "; ".join(guards),
-            "verdict": self.word_with_place,
-            "short verdict": self.word_with_reason,
-            "notes": "; ".join(self.notes),
-            "where": self.where,
-            "place": f"{self.at}, {self.result.machine_name}",
-            "machine, date": f"{self.result.machine_name}, {self.result.date}",
-            "command": f"`{one_line(self.result.command)}`",
-        }
+        return ClaimCells(
+            id=claim.id,
+            statement=claim.statement,
+            expected=self.expected,
+            bound=f"{bound} ({claim.mechanism.formula})",
+            measured=measured(primary),
+            figure=figure(primary),
+            n=repeats(primary),
+            guards="; ".join(guards),
+            verdict=self.word_with_shape,
+            short_verdict=self.word_with_reason,
+            notes="; ".join(self.notes),
+            shapes=self.shapes,
+            shape_and_machine=f"{self.short_shape}, {self.result.machine_name}",
+            machine_and_date=f"{self.result.machine_name}, {self.result.date}",
+            command=f"`{one_line(self.result.command)}`",
+        )
 
 
 def _lacks(missing: Missing) -> str:
@@ -331,9 +332,9 @@ def _compared(row: ClaimRow, rows_of_claim: Iterable[ClaimRow]) -> ClaimRow:
     """Return the row with the verdicts of its claim at other shapes, where they differ."""
     others = list[str]()
     for other in rows_of_claim:
-        if other.where != row.where and other.word != row.word:
-            others.append(f"{other.word} at {other.at}")
-    return replace(row, elsewhere=", ".join(others))
+        if other.shapes != row.shapes and other.word != row.word:
+            others.append(f"{other.word} at {other.short_shape}")
+    return replace(row, other_verdicts=", ".join(others))
 
 
 def counted(some: Iterable[ClaimRow]) -> str:

@@ -19,9 +19,9 @@ from nocap.sessions.session import Session
 from nocap.sessions.session_file import SessionFile
 from nocap.store.record import Record
 from nocap.store.record_files import ENDED, RunStatus
+from nocap.study.arm_facts import TuningTrial
 from nocap.study.evidence import Evidence, places
 from nocap.study.log_writer import LogWriter
-from nocap.study.result_schema import TuningTrial
 from nocap.study.spec import Study
 from nocap.study.study_plan import StudyPlan, compose_trials, more, shorter, trials_of
 from nocap.study.tasks import Training, length_trainings, loss_of, sessions, train, trainings
@@ -39,13 +39,13 @@ class Conductor:
         plan: StudyPlan,
         writer: LogWriter,
         *,
-        run: bool,
+        may_run: bool,
         say: Callable[[str], None],
         files: Sequence[SessionFile],
     ) -> None:
         self.plan = plan
         self.writer = writer
-        self.run = run
+        self.may_run = may_run
         self.say = say
         self.files = files
         self.problems: list[str] = []
@@ -81,7 +81,7 @@ class Conductor:
         best = min(means, key=means.__getitem__)
         is_complete = not any(map(math.isnan, means.values()))
         picks = is_complete and math.isfinite(means[best])
-        if self.run and not picks:
+        if self.may_run and not picks:
             why = "a run of the search failed, or all trials diverged"
             raise FailedError(f"the search of {arm} has no result: {why}")
         trials = list[TuningTrial]()
@@ -103,19 +103,22 @@ class Conductor:
         """Train and time what is missing, and return what there is."""
         picked = {trial.arm: trial.words for trial in trials if trial.picked}
         arms = {name: more(arm, *picked.get(name, ())) for name, arm in plan.train.items()}
-        short = {name: shorter(plan, arms[name]) for name in plan.study.racing_arms if name in arms}
+        schedules = dict[str, list[Composed]]()
+        for name in plan.study.racing_arms:
+            if name in arms:
+                schedules[name] = shorter(plan, arms[name])
         group = sessions(plan, arms)
         due = partial(self._hold, plan, group, wait=False)
-        runs, lengths = self._train_arms(plan, arms, due)
-        shorts = self._train_shorter(plan, short, runs, due)
+        runs, other_lengths = self._train_arms(plan, arms, due)
+        of_shorter = self._train_shorter(plan, schedules, runs, due)
         self._hold(plan, group, wait=True)
         return Evidence(
             runs=runs,
-            shorter=shorts,
-            lengths=lengths,
+            shorter=of_shorter,
+            other_lengths=other_lengths,
             damaged=frozenset(self.damaged),
             sessions=self._files(plan, group, arms),
-            arms=_by_place(plan, arms, short),
+            arms=_by_place(plan, arms, schedules),
         )
 
     def _train_arms(
@@ -124,38 +127,38 @@ class Conductor:
         """Return the runs of the arms, and those of the baselines' other lengths. They are trained
         in one grid, whose comparison then tells the time at equal loss, too."""
         runs: ByRun = {}
-        lengths: ByLength = {}
+        other_lengths: ByLength = {}
         needed = trainings(arms, seeds_of(plan.study))
         needed += length_trainings(plan, arms, plan.study.seeds_of_lengths)
         for run, record in self._train(needed, due):
             if run.length_of is None:
                 runs[run.arm, run.seed] = record
             else:
-                lengths.setdefault((run.arm, run.seed), {})[run.steps] = record
-        return runs, lengths
+                other_lengths.setdefault((run.arm, run.seed), {})[run.steps] = record
+        return runs, other_lengths
 
     def _train_shorter(
         self,
         plan: StudyPlan,
-        short: Mapping[str, Sequence[Composed]],
+        schedules: Mapping[str, Sequence[Composed]],
         runs: ByRun,
         due: Callable[[], None],
     ) -> ByLength:
         """Return the shorter runs of the arms that race. Nothing is learnt from those of an arm and
         seed that diverged."""
-        shorts: ByLength = {}
+        records: ByLength = {}
         for key, record in runs.items():
             if record.status != RunStatus.diverged:
-                shorts[key] = {}
+                records[key] = {}
         needed = list[Training]()
-        for of_length in zip(*short.values(), strict=True):
-            arms = dict(zip(short, of_length, strict=True))
-            for run in trainings(arms, seeds_of(plan.study), short=True):
-                if (run.arm, run.seed) in shorts:
+        for of_length in zip(*schedules.values(), strict=True):
+            arms = dict(zip(schedules, of_length, strict=True))
+            for run in trainings(arms, seeds_of(plan.study), of_other_length=True):
+                if (run.arm, run.seed) in records:
                     needed.append(run)
         for run, record in self._train(needed, due):
-            shorts[run.arm, run.seed][run.steps] = record
-        return shorts
+            records[run.arm, run.seed][run.steps] = record
+        return records
 
     # --- runs -------------------------------------------------------------------------------------
 
@@ -165,7 +168,7 @@ class Conductor:
         """Train the runs that have no record; return all that have one. `between` is called before
         each seed."""
         try:
-            if self.run:
+            if self.may_run:
                 results = train(runs, self.plan.study.name, between=between)
                 self.problems += _failures(runs, results)
         finally:
@@ -207,7 +210,7 @@ class Conductor:
     def _hold(self, plan: StudyPlan, group: Sequence[Session], *, wait: bool) -> None:
         """Hold the sessions that are due, or all that are left. A place of which one fails has no
         more."""
-        if not self.run:
+        if not self.may_run:
             return
         for number, session in product(range(1, plan.at.sessions + 1), group):
             if session.path(plan.folder, number).exists() or session.place in self.failed:
@@ -243,14 +246,14 @@ class Conductor:
 
 
 def _by_place(
-    plan: StudyPlan, arms: Mapping[str, Composed], short: Mapping[str, Sequence[Composed]]
+    plan: StudyPlan, arms: Mapping[str, Composed], schedules: Mapping[str, Sequence[Composed]]
 ) -> dict[str, dict[str, list[Composed]]]:
     """Return place → arm → as it is composed there: where it is trained, shorter ones too."""
     composed = dict[str, dict[str, list[Composed]]]()
     for name, place in PLACES.items():
         of_place = arms if place.as_trained else plan.bench
         composed[name] = {arm: [of_place[arm]] for arm in of_place}
-    composed[TRAIN] = {arm: [arms[arm], *short.get(arm, ())] for arm in arms}
+    composed[TRAIN] = {arm: [arms[arm], *schedules.get(arm, ())] for arm in arms}
     return composed
 
 
@@ -259,7 +262,7 @@ def _failures(runs: Sequence[Training], results: Mapping[str, RunResult]) -> Ite
     for run in runs:
         result = results.get(run.plan.identity)
         if result is not None and result.status not in (*ENDED, RunStatus.damaged):
-            steps = f", {run.other_steps} steps" if run.other_steps is not None else ""
+            steps = f", {run.other_length} steps" if run.other_length is not None else ""
             yield f"{run.arm}, seed {run.seed}{steps}: {result.status}, {result.reason}"
 
 

@@ -25,7 +25,7 @@ class Evidence:
     # (arm, seed) → steps → the run of so many
     shorter: Mapping[tuple[str, int], Mapping[int, Record]] = field(default_factory=dict)
     # (baseline, seed) → steps → the run of so many, for the time at equal loss
-    lengths: Mapping[tuple[str, int], Mapping[int, Record]] = field(default_factory=dict)
+    other_lengths: Mapping[tuple[str, int], Mapping[int, Record]] = field(default_factory=dict)
     # place → files, in order of their numbers
     sessions: Mapping[str, Sequence[SessionFile]] = field(default_factory=dict)
     # place → arm → as it was composed, shorter ones too
@@ -55,9 +55,9 @@ class Evidence:
         runs = self.shorter.get((arm, seed), {})
         return all(short.run.trainer.steps in runs for short in composed[1:])
 
-    def has_lengths(self, arm: str, seed: int) -> bool:
+    def has_other_lengths(self, arm: str, seed: int) -> bool:
         """Say whether a baseline's other lengths are there."""
-        return len(self.lengths.get((arm, seed), {})) == len(SHARES)
+        return len(self.other_lengths.get((arm, seed), {})) == len(SHARES)
 
     def used(self, claim: Claim, study: Study) -> Iterator[Used]:
         """Yield each run and session that a claim rests on."""
@@ -67,7 +67,7 @@ class Evidence:
         if claim.at_equal_loss:
             base = study.against(claim)
             for seed in claim.seeds:
-                yield from _shorter(base, seed, self.lengths)
+                yield from _of_other_lengths(base, seed, self.other_lengths)
         for place in sorted(places(claim)):
             for arm in sides:
                 for session, _ in self.of_arm(place, arm):
@@ -80,7 +80,7 @@ class Evidence:
                 continue
             yield Used(f"{arm}, seed {seed}", arm, run.started)
             if claim.races:
-                yield from _shorter(arm, seed, self.shorter)
+                yield from _of_other_lengths(arm, seed, self.shorter)
 
 
 class Used(NamedTuple):
@@ -91,7 +91,7 @@ class Used(NamedTuple):
     started: str
 
 
-def _shorter(
+def _of_other_lengths(
     arm: str, seed: int, runs: Mapping[tuple[str, int], Mapping[int, Record]]
 ) -> Iterator[Used]:
     """Yield an arm's runs of other lengths with a seed."""

@@ -91,8 +91,8 @@ class ProposalLine(LogLine, frozen=True, kw_only=True, tag="proposal"):
 class PairLine(LogLine, frozen=True, kw_only=True, tag="pair"):
     """The losses of a proposal and of the baseline with one seed; null where a run diverged."""
 
-    arm: str
-    against: str
+    arm: str  # digest of what the proposal trains
+    against: str  # of what the baseline trains
     seed: int
     loss: float | None
     baseline: float | None
@@ -101,7 +101,7 @@ class PairLine(LogLine, frozen=True, kw_only=True, tag="pair"):
 class AnswerLine(LogLine, frozen=True, kw_only=True, tag="answer"):
     """The answer to a proposal."""
 
-    arm: str
+    arm: str  # digest of what it trains
     number: int
     word: str
     pairs: int

@@ -123,7 +123,7 @@ class LogWriter:
             arm=run.arm,
             content=content_of(self.plan, run.composed, TRAIN),
             seed=run.seed,
-            short=run.other_steps or 0,
+            short=run.other_length or 0,
             identity=record.identity,
             status=record.status,
             started=record.started,

@@ -8,13 +8,11 @@ from dataclasses import asdict, dataclass
 from nocap.config.compose import Composed
 from nocap.judge.claim import Claim
 from nocap.judge.equal_loss import SHARES
-from nocap.sessions.places import CURVE, DECODING, PACE, TRAIN
+from nocap.sessions.places import CURVE, DECODING, PLACES, TRAIN
 from nocap.store.record_files import digest
 from nocap.study.evidence import places
 from nocap.study.spec import engine_of
 from nocap.study.study_plan import StudyPlan, compose_trials
-
-AS_TRAINED = {TRAIN, PACE}  # places where an arm has the shape that it is trained with
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,17 +88,23 @@ def _side(plan: StudyPlan, arm: str, used: set[str]) -> list[object]:
     """Return an arm where it is trained, with its search, and where it is timed. `used`: the places
     of the claim's measurements."""
     side = list[object]()
-    if arm in plan.train and used & AS_TRAINED:
+    as_trained = set(filter(_is_as_trained, used))
+    if arm in plan.train and as_trained:
         side.append(plan.content(plan.train[arm], "identity"))
         if plan.study.tune.trials:
             side.append(_search(plan, arm))
-    if arm in plan.bench and used - AS_TRAINED:
+    if arm in plan.bench and used - as_trained:
         side.append(plan.content(plan.bench[arm], "step"))
         engine = None
         if DECODING in used:
             engine = engine_of(plan.study, plan.at, arm)
         side.append(engine)
     return side
+
+
+def _is_as_trained(place: str) -> bool:
+    """Say whether an arm has the shape in a place that it is trained with."""
+    return place == TRAIN or PLACES[place].as_trained
 
 
 def _search(plan: StudyPlan, arm: str) -> list[object]:

@@ -19,11 +19,11 @@ from nocap.store.checkout import git_state
 from nocap.store.measurement import Measurement
 from nocap.store.record import Record, dig
 from nocap.store.record_files import RunStatus
+from nocap.study.arm_facts import ArmFacts, FinalLosses, Shape, Speed
 from nocap.study.bounds import bound
 from nocap.study.carry_out import StudyOutcome
-from nocap.study.claim_measurements import measurements, verdict_of
+from nocap.study.claim_measurements import judge_claim, measurements
 from nocap.study.evidence import Evidence
-from nocap.study.result_schema import ArmFacts, FinalLosses, Shape, Speed
 from nocap.study.study_plan import StudyPlan
 from nocap.study.study_result import ClaimResult, StudyResult
 
@@ -35,8 +35,8 @@ def result_of(outcome: StudyOutcome, *, hardware: Mapping[str, Fact], command: s
     claim_results = list[ClaimResult]()
     rows = dict[str, list[Measurement]]()
     for claim in study.claims:
-        claim_results.append(_claim(claim, outcome))
         rows[claim.id] = measurements(claim, study, outcome.evidence)
+        claim_results.append(_claim(claim, rows[claim.id], outcome))
     n_seeds = max(len(claim.seeds) for claim in study.claims)
     facts = dict(hardware)
     facts.pop("host", None)
@@ -83,22 +83,20 @@ def shape(arm: Composed) -> Shape:
 # --- a claim --------------------------------------------------------------------------------------
 
 
-def _claim(claim: Claim, outcome: StudyOutcome) -> ClaimResult:
+def _claim(claim: Claim, rows: Sequence[Measurement], outcome: StudyOutcome) -> ClaimResult:
+    """Judge a claim by its measurements."""
     plan = outcome.plan
-    study = plan.study
-    evidence = outcome.evidence
-    margins = [guard.margin(plan.scale) for guard in claim.guards]
-    return ClaimResult(
-        claim=claim,
-        against=study.compared_with(claim),
-        verdict=verdict_of(claim, study, plan.scale, evidence),
-        margins=margins,
-        noise=plan.at.noise,
-        bound=bound(claim, study, evidence),
+    allowed = bound(claim, plan.study, outcome.evidence)
+    return ClaimResult.of(
+        claim,
+        plan.study,
+        plan.scale,
+        verdict=judge_claim(claim, rows, plan.study, plan.scale, bound=allowed),
+        bound=allowed,
         standing=outcome.standings[claim.id],
         where=_where(claim, plan),
         lengths=_lengths(claim, plan),
-        damaged=evidence.damaged,
+        damaged=outcome.evidence.damaged,
     )
 
 

@@ -11,9 +11,10 @@ import msgspec
 from nocap.config.outgoing_text import redact
 from nocap.display import listed
 from nocap.judge.claim import Claim, Rule
-from nocap.judge.verdict import Verdict, judge
+from nocap.judge.verdict import Verdict
 from nocap.store.measurement import Measurement
 from nocap.store.record_files import read_json
+from nocap.study.claim_measurements import judge_claim
 from nocap.study.current_claims import current_claims, sessions_unlike
 from nocap.study.log import AnalysisLine, StudyLog
 from nocap.study.result_schema import ClaimJson, StudyFile
@@ -98,22 +99,18 @@ class _ResultReader:
             ValueError: the study's log has one of them otherwise.
         """
         scale = self.file.scale
-        at = self.study.scales[scale]
         rows = self.rows.get(stored.id, [])
         self.current.check(claim, rows, self.log, scale=scale, machine=self.machine)
         bound = stored.bound
         if claim.mechanism.rule is Rule.given:
             bound = claim.mechanism.bound
-        verdict = judge(
-            claim.bounded(bound), rows, against=self.study.against(claim), at=scale, noise=at.noise
-        )
+        verdict = judge_claim(claim, rows, self.study, scale, bound=bound)
         damaged = {(missing.arm, missing.repeat) for missing in stored.missing if missing.damaged}
-        return ClaimResult(
-            claim=claim,
-            against=self.study.compared_with(claim),
+        return ClaimResult.of(
+            claim,
+            self.study,
+            scale,
             verdict=verdict,
-            margins=[guard.margin(scale) for guard in claim.guards],
-            noise=at.noise,
             bound=bound,
             standing=self._standing(stored, claim, verdict),
             where=stored.where,

@@ -35,7 +35,7 @@ KIND: Literal["study"] = "study"
 def file_of(result: StudyResult) -> StudyFile:
     """Return a result as its file has it."""
     study = result.study
-    claims = [_claim_json(claim_result, scale=result.scale) for claim_result in result.claims]
+    claims = [_claim_json(claim_result) for claim_result in result.claims]
     rows = list[RowJson]()
     for claim, measurements in result.measurements.items():
         for measurement in measurements:
@@ -79,7 +79,7 @@ def write_result(result: StudyResult, folder: Path) -> Path:
     return path
 
 
-def _claim_json(claim_result: ClaimResult, *, scale: str) -> ClaimJson:
+def _claim_json(claim_result: ClaimResult) -> ClaimJson:
     """Return a claim with all of its verdict."""
     claim = claim_result.claim
     mechanism = claim.mechanism
@@ -109,7 +109,7 @@ def _claim_json(claim_result: ClaimResult, *, scale: str) -> ClaimJson:
         word=claim_result.word,
         reason=reason,
         failed=verdict.failed,
-        guards=_guards_json(claim_result, scale),
+        guards=_guards_json(claim_result),
         beyond_bound=verdict.beyond_bound,
         missing=_missing_json(claim_result),
         at_most=verdict.endings[Ending.at_most],
@@ -126,12 +126,13 @@ def _claim_json(claim_result: ClaimResult, *, scale: str) -> ClaimJson:
     )
 
 
-def _guards_json(claim_result: ClaimResult, scale: str) -> list[GuardJson]:
+def _guards_json(claim_result: ClaimResult) -> list[GuardJson]:
     """List the guards of a claim, with what was measured of each."""
     guards = list[GuardJson]()
-    for guard, gain in zip(claim_result.claim.guards, claim_result.verdict.guards, strict=True):
+    gains = claim_result.verdict.guards
+    margins = claim_result.margins
+    for guard, gain, margin in zip(claim_result.claim.guards, gains, margins, strict=True):
         fields = structs.asdict(_gain_json(gain, claim_result))
-        margin = guard.margin(scale)
         guards.append(GuardJson(metric=guard.metric, scale=guard.scale, margin=margin, **fields))
     return guards
 

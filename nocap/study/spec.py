@@ -6,16 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
-from nocap.config.keys import key
+from nocap.config.keys import key, require
 from nocap.judge.cautious_interval import Declared
 from nocap.judge.claim import Claim
 from nocap.judge.interval import BATCH, BATCHES
 from nocap.metrics import Better, Metric, Scale
-from nocap.sessions.places import TRAIN
+from nocap.sessions.places import CACHE, TRAIN
 
 GPU = "gpu"  # the scale of a study that is carried out where there is a GPU
-ENGINE = "engine="  # an override of a study, not of a config
-ENGINES = ("no cache", "cache", "cache, compiled")  # of decoding; an arm chooses one with engine=…
+ENGINE = "engine="  # an override of a study, not of a config: one of `ENGINES` for decoding
 
 
 @dataclass(kw_only=True, slots=True)
@@ -114,6 +113,16 @@ class Study:
     # claim → what a reader of its row should know; decides nothing
     notes: dict[str, str] = field(default_factory=dict)
 
+    def at(self, scale: str) -> ScaleConfig:
+        """Return a scale by its name.
+
+        Errors:
+            ValueError: there is none of that name.
+        """
+        rule = f"be one of the study's {', '.join(self.scales)}"
+        require(scale in self.scales, "scale", rule, scale)
+        return self.scales[scale]
+
     def against(self, claim: Claim) -> str:
         """Return the arm that a claim's gains and guards are measured against."""
         return claim.baseline or self.baseline
@@ -172,7 +181,7 @@ def arm_overrides(study: Study, at: ScaleConfig, arm: str, setting: Sequence[str
 
 def engine_of(study: Study, at: ScaleConfig, arm: str) -> str:
     """Return the engine that an arm decodes with: its last engine=…, or the one with a cache."""
-    engine = "cache"
+    engine = CACHE
     for word in _own_words(study, at, arm):
         if word.startswith(ENGINE):
             engine = word.removeprefix(ENGINE)

@@ -11,22 +11,20 @@ from nocap.config.keys import check_keys, require
 from nocap.config.overrides import parse_override
 from nocap.judge.claim import CLAIMABLE
 from nocap.judge.interval import LEAST_PAIRS
-from nocap.sessions.places import scale_key_of
-from nocap.study.spec import ENGINE, ENGINES, Propose, Study, Tune, engine_of, select_claims
+from nocap.sessions.places import ENGINES, scale_key_of
+from nocap.study.spec import ENGINE, Propose, Study, Tune, engine_of, select_claims
 
 # keys of what is written, read and sent elsewhere: the command says it, and no study
 CLOSED = ("output_dir", "cache_dir", "trainer.init_from", "tracker.", "store.")
 
 
 def check(study: Study) -> None:
-    """Refuse a study that cannot be carried out, or whose verdicts would say nothing. Fill in the
-    baseline where the file names none.
+    """Refuse a study that cannot be carried out, or whose verdicts would say nothing.
 
     Errors:
         ValueError: the first thing that is wrong.
     """
     _check_limits(study)
-    study.baseline = study.baseline or next(iter(study.arms), "")
     _check_names(study)
     require(bool(study.question.strip()), "question", "not be empty", repr(study.question))
     _check_propose(study)
@@ -36,8 +34,6 @@ def check(study: Study) -> None:
     _check_margins(study)
     for name in study.scales:
         _check_scale(study, name)
-    for at in study.scales.values():
-        at.lengths.sort()
     for override in _overrides(study):
         _check_override(override)
 

@@ -6,7 +6,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 
 from nocap import outside
@@ -18,7 +17,7 @@ from nocap.config.trainer import Device
 from nocap.sessions.session_file import SessionFile
 from nocap.store.file_writing import write_file
 from nocap.study import bench_sessions, carry_out, log, plan_preview, study_pages
-from nocap.study import board as leaderboard
+from nocap.study.board import read_board
 from nocap.study.next_sessions import next_sessions
 from nocap.study.result_maker import result_of
 from nocap.study.result_writer import answer
@@ -40,10 +39,10 @@ class Options:
 def board(folder: Path) -> int:
     """Write the leaderboard of a folder; name what was not worked out again. Return the exit
     code."""
-    studies, results = leaderboard.read_studies(folder)
-    for line in leaderboard.hash_problems(chain(*results.values())):
+    of_folder = read_board(folder)
+    for line in of_folder.hash_problems():
         print(f"nocap: {line}", file=sys.stderr)
-    for path in study_pages.write_all(leaderboard.files_of(folder, studies, results)):
+    for path in study_pages.write_all(of_folder.files()):
         print(f"written: {path}")
     return EXIT_CODES["finished"]
 
@@ -146,22 +145,22 @@ def _carry_out(
     folder: Path, plan: StudyPlan, arguments: argparse.Namespace, options: Options
 ) -> int:
     """Carry out or judge a study, print and write its results, and return the exit code."""
-    run = not arguments.judge
-    if run and source_of(folder) != folder:
+    may_run = not arguments.judge
+    if may_run and source_of(folder) != folder:
         for name, file in files_of(plan.study).items():
             write_file(folder / name, file)
             print(f"written: {folder / name}, a copy from nocap's package")
     files = list[SessionFile]()
     if arguments.sessions_from:
         plan, files = bench_sessions.sessions_of(plan, arguments.sessions_from)
-    outcome = carry_out.carry_out(plan, run=run, files=files)
+    outcome = carry_out.carry_out(plan, may_run=may_run, files=files)
     result = result_of(
         outcome,
         hardware=carry_out.machine_of(plan, files),
         command=_command(folder, plan, options, arguments.sessions_from),
     )
     print(study_pages.render(result))
-    if run and log.writable(folder / log.FILE):
+    if may_run and log.writable(folder / log.FILE):
         for path in study_pages.write(load_study(folder), folder, result):
             print(f"written: {path}")
     for problem in outcome.problems:

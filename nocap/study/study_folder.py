@@ -42,7 +42,7 @@ def load_study(folder: Path) -> Study:
 
 
 def _study_of(plain: object, folder: Path) -> Study:
-    """Make a study of what its yaml holds.
+    """Make a study of what its yaml holds: the first arm is the baseline where it names none.
 
     Errors:
         ValueError: a wrong key or type.
@@ -55,6 +55,9 @@ def _study_of(plain: object, folder: Path) -> Study:
     study: Study = dataclass_from(Study, {**content, "claims": []})
     study.name = folder.name
     study.folder = str(folder)
+    study.baseline = study.baseline or next(iter(study.arms), "")
+    for at in study.scales.values():
+        at.lengths.sort()
     claims = content.get("claims", [])
     require(isinstance(claims, list), "claims", "be a list", claims)
     for i, claim in enumerate(claims):

@@ -1,5 +1,4 @@
-"""What a study leaves for people, from its results: text for a terminal, its README, and the forest
-plots of a leaderboard."""
+"""What a study leaves for people, from its results: text for a terminal, and its README."""
 
 from __future__ import annotations
 
@@ -16,10 +15,11 @@ from nocap.report.table import Column, Table, one_line, tame
 from nocap.report.terminal import prose
 from nocap.store.file_writing import write_file
 from nocap.study import log
+from nocap.study.arm_facts import ArmFacts, Speed, TuningTrial
+from nocap.study.claim_cells import titles
 from nocap.study.claim_row import ClaimRow, counted, rows
 from nocap.study.claim_words import expected, is_known
 from nocap.study.result_reader import read_result
-from nocap.study.result_schema import ArmFacts, Speed, TuningTrial
 from nocap.study.result_writer import write_result
 from nocap.study.spec import Study
 from nocap.study.study_result import StudyResult
@@ -27,20 +27,21 @@ from nocap.study.study_result import StudyResult
 LEARNT = "## What was learnt"  # from here on a README is its author's
 HEADLINE = 6  # claims that a heading names one by one
 NOTHING_YET = "Nothing is written here yet."
-CLAIM_HEAD = (
-    "claim",
+# fields of `ClaimCells`, for a README
+CLAIM_COLUMNS = (
+    "id",
     "statement",
     "expected",
-    "arithmetic allows",
+    "bound",
     "measured",
     "guards",
     "verdict",
-    "where",
+    "shapes",
     "notes",
 )
-# of a claim, for a terminal
-FACTS = ("expected", "arithmetic allows", "measured", "guards", "where", "notes")
-WIDE = 18  # letters of their names
+# fields of `ClaimCells`, for a terminal
+FACTS = ("expected", "bound", "measured", "guards", "shapes", "notes")
+WIDE = 18  # letters of their titles
 # of an arm
 ARM_COLUMNS = (
     Column(title="arm"),
@@ -65,10 +66,10 @@ TRIAL_COLUMNS = (
 
 def claims(some: Sequence[ClaimRow]) -> Table:
     """Draw a row for each claim, with all that is known of it."""
-    columns = [Column(title=name) for name in CLAIM_HEAD]
+    columns = [Column(title=title) for title in titles(CLAIM_COLUMNS)]
     lines = list[list[object]]()
     for row in some:
-        lines.append([row.cells[name] or None for name in CLAIM_HEAD])
+        lines.append([text or None for text in row.cells.texts(CLAIM_COLUMNS)])
     return Table(title="", columns=columns, rows=lines)
 
 
@@ -76,11 +77,10 @@ def render(result: StudyResult) -> str:
     """Draw all of it for a terminal."""
     lines = [prose(f"{result.study.name}, scale {result.scale}: {result.study.question}"), ""]
     for row in rows([result]):
-        lines.append(prose(f"{row.claim.id} {row.word_with_place}: {row.claim.statement}", hang=2))
-        for name in FACTS:
-            text = row.cells[name]
+        lines.append(prose(f"{row.claim.id} {row.word_with_shape}: {row.claim.statement}", hang=2))
+        for title, text in row.cells.titled(FACTS):
             if text:
-                lines.append(prose(f"  {name:<{WIDE}} {text}", hang=WIDE + 3))
+                lines.append(prose(f"  {title:<{WIDE}} {text}", hang=WIDE + 3))
         lines.append("")
     lines += map(str, tables(result))
     return "\n".join([*lines, "", *map(prose, _notes(result))])
@@ -243,7 +243,7 @@ def _came_to(some: Sequence[ClaimRow]) -> str:
     claim = first.claim
     what = f"{METRICS[claim.metric].title}, claimed {expected(claim)}"
     where = f"{first.result.scale}, {first.result.machine_name}"
-    return f"{what}, came to {first.cells['measured']}: {first.word} ({where})"
+    return f"{what}, came to {first.cells.measured}: {first.word} ({where})"
 
 
 def _verdicts(some: Sequence[ClaimRow]) -> str:

@@ -80,11 +80,8 @@ def prepare(study: Study, scale: str, *, output_dir: str, steps: int | None = No
         ValueError: no such scale, an arm or trial that does not compose, arms that are no fair
             comparison.
     """
-    require(
-        scale in study.scales, "scale", f"be one of the study's {', '.join(study.scales)}", scale
-    )
+    at = study.at(scale)
     study = select_claims(study, scale)
-    at = study.scales[scale]
     timed_arms = study.arms_needing(lambda metric: metric.made_by != TRAIN)
     train = compose_arms(study, at, study.trained_arms, training_overrides(at, output_dir, steps))
     bench = compose_arms(study, at, timed_arms, at.bench)

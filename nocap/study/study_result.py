@@ -14,7 +14,7 @@ from nocap.judge.claim_gains import Missing
 from nocap.judge.gain import Gain
 from nocap.judge.verdict import Verdict
 from nocap.store.measurement import Measurement, Per
-from nocap.study.result_schema import ArmFacts, Shape, TuningTrial
+from nocap.study.arm_facts import ArmFacts, Shape, TuningTrial
 from nocap.study.spec import Study
 from nocap.study.standing import Standing
 
@@ -33,6 +33,34 @@ class ClaimResult:
     where: Mapping[str, list[Shape]]  # timed or trained → the shapes of its sides that differ
     lengths: list[int] | None  # the baseline's steps, of a claim about the time at equal loss
     damaged: frozenset[tuple[str, int]]  # (arm, seed) of runs whose record was changed
+
+    @classmethod
+    def of(
+        cls,
+        claim: Claim,
+        study: Study,
+        scale: str,
+        *,
+        verdict: Verdict,
+        bound: float | None,
+        standing: Standing,
+        where: Mapping[str, list[Shape]],
+        lengths: list[int] | None,
+        damaged: frozenset[tuple[str, int]],
+    ) -> ClaimResult:
+        """Return a claim with its verdict at a scale, and what its study says of it there."""
+        return cls(
+            claim=claim,
+            against=study.compared_with(claim),
+            verdict=verdict,
+            margins=[guard.margin(scale) for guard in claim.guards],
+            noise=study.scales[scale].noise,
+            bound=bound,
+            standing=standing,
+            where=where,
+            lengths=lengths,
+            damaged=damaged,
+        )
 
     @property
     def word(self) -> str:

@@ -40,7 +40,7 @@ class Training:
     seed: int
     composed: Composed  # with the seed
     plan: Plan
-    other_steps: int | None = None  # of a schedule of another length; None: it has the arm's own
+    other_length: int | None = None  # its steps where the schedule has another; None: the arm's own
     # the arm, as records name it, whose loss at another length it is to show
     length_of: str | None = None
 
@@ -68,9 +68,13 @@ def loss_of(record: Record) -> float:
 
 
 def trainings(
-    arms: Mapping[str, Composed], seeds: Mapping[int, Sequence[str]], *, short: bool = False
+    arms: Mapping[str, Composed],
+    seeds: Mapping[int, Sequence[str]],
+    *,
+    of_other_length: bool = False,
 ) -> list[Training]:
-    """List the runs of arms. `seeds`: seed → arms.
+    """List the runs of arms. `seeds`: seed → arms. `of_other_length`: their schedules have another
+    length than the arms' own.
 
     Errors:
         ValueError: a run that cannot be planned.
@@ -83,9 +87,9 @@ def trainings(
                 continue
             composed = _with_seed(arms[arm], seed)
             plan = planned(composed.run, choices=composed.choices, datasets=datasets)
-            other_steps = composed.run.trainer.steps if short else None
+            other_length = composed.run.trainer.steps if of_other_length else None
             training = Training(
-                arm=arm, seed=seed, composed=composed, plan=plan, other_steps=other_steps
+                arm=arm, seed=seed, composed=composed, plan=plan, other_length=other_length
             )
             runs.append(training)
     return runs
@@ -108,7 +112,8 @@ def length_trainings(
     for name, of_arm in seeds.items():
         own = trainings({name: arms[name]}, {of_arm[0]: [name]})
         for length in other_lengths(arms[name]):
-            of_length = trainings({name: length}, {seed: [name] for seed in of_arm}, short=True)
+            seeds_of_arm = {seed: [name] for seed in of_arm}
+            of_length = trainings({name: length}, seeds_of_arm, of_other_length=True)
             runs += [replace(run, length_of=own[0].plan.arm) for run in of_length]
     return runs
 
@@ -124,8 +129,8 @@ def grid_of(runs: Sequence[Training], label: str) -> Grid:
         if distinct[run.plan.identity] is not run:
             continue
         words = [label, run.arm]
-        if run.other_steps is not None:
-            words.append(f"steps={run.other_steps}")
+        if run.other_length is not None:
+            words.append(f"steps={run.other_length}")
         words.append(f"seed={run.seed}")
         own = replace(requests[run.plan.arm], length_of=run.length_of)
         plan = replace(run.plan, grid=name, swept=swept, request=own)

@@ -17,7 +17,7 @@ from nocap.sources.log_reading import CutError, Row, Sample, lines
 PATTERN = "*.csv *.tsv *.csv.gz *.tsv.gz"
 GENERAL = True
 SURE = True
-DECIMAL = re.compile(r"([+-]?\d+),(\d+)")
+DECIMAL = re.compile(r"\A([+-]?\d+),(\d+)\Z")  # of a whole cell
 
 
 def recognises(sample: Sample) -> bool:
@@ -44,7 +44,7 @@ def _delimiter(first: str) -> str:
 
 
 def read(path: Path, *, cut: bool = True) -> Iterator[Row]:
-    """`cut`: whoever wrote it may have been stopped in a line.
+    """Yield the rows. `cut`: whoever wrote the table may have been stopped in a line.
 
     Errors:
         CutError: the last line is cut, and was left out.
@@ -72,9 +72,7 @@ def read(path: Path, *, cut: bool = True) -> Iterator[Row]:
             if stripped == names:
                 continue
             if delimiter != ",":
-                stripped = [
-                    DECIMAL.sub(r"\1.\2", x) if DECIMAL.fullmatch(x) else x for x in stripped
-                ]
+                stripped = [DECIMAL.sub(r"\1.\2", x) for x in stripped]
             yield {**dict(zip(names, stripped, strict=True)), "line": rows.line_num}
     except csv.Error as error:
         raise ValueError(f"line {rows.line_num} must be a row of a CSV table ({error})") from None
@@ -89,7 +87,9 @@ class _Lines:
     """The lines that are whole: without its newline a number may be cut."""
 
     def __init__(self, path: Path, *, cut: bool) -> None:
-        self.path, self.cut, self.lost = path, cut, 0
+        self.path = path
+        self.cut = cut
+        self.lost = 0  # the line that has no end
 
     def __iter__(self) -> Iterator[str]:
         for number, text in lines(self.path):

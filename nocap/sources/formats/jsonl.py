@@ -21,7 +21,8 @@ def recognises(sample: Sample) -> bool:
 
 
 def read(path: Path) -> Iterator[Row]:
-    """
+    """Yield the objects.
+
     Errors:
         CutError: the last line is cut, and was left out.
     """

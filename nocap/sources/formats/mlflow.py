@@ -83,10 +83,10 @@ def _rows(points: Iterable[Point]) -> Iterator[Row]:
     a resumed run, or stay at 0, as where a program gives none, the later ones count."""
     by_metric: dict[str, list[Point]] = {}
     for point in sorted(points, key=lambda point: (point.time, point.step)):
-        points = by_metric.setdefault(point.metric, [])
-        while points and points[-1].step >= point.step:
-            points.pop()
-        points.append(point)
+        of_metric = by_metric.setdefault(point.metric, [])
+        while of_metric and of_metric[-1].step >= point.step:
+            of_metric.pop()
+        of_metric.append(point)
     for point in sorted(chain(*by_metric.values()), key=lambda point: point.step):
         yield {"step": point.step, point.metric: point.value}
 

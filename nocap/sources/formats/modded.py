@@ -38,7 +38,10 @@ def read(path: Path) -> Iterator[Row]:
     Errors:
         ValueError: a validation's line that is cut or damaged.
     """
-    gpus, facts, run, last = list[str](), dict[str, Any](), 1, -1
+    gpus = list[str]()
+    facts = dict[str, Any]()
+    run = 1
+    last = -1
     for number, line in printed(path):
         if match := GPU.match(line):
             gpus.append(match[1])

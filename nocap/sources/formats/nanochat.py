@@ -25,7 +25,9 @@ def recognises(sample: Sample) -> bool:
 
 
 def read(path: Path) -> Iterator[Row]:
-    clock, gpu, tokens = dict[str, float](), "", dict[bool, int]()
+    clock = dict[str, float]()
+    gpu = ""
+    tokens = dict[bool, int]()
     for number, line in printed(path):
         if match := GPU.match(line):
             gpu = match[1]

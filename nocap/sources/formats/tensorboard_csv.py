@@ -26,7 +26,8 @@ def run_of(path: Path) -> str:
 
 
 def read(*paths: Path) -> Iterator[Row]:
-    """
+    """Yield the rows of all tables of a run.
+
     Errors:
         CutError: the last lines of tables are cut, and were left out.
     """

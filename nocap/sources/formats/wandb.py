@@ -25,7 +25,9 @@ PATTERN = "run-*.wandb"
 SURE = True
 REMOTE = True  # a path that is no file is a name on the server
 # LevelDB's log format: blocks of parts, each with its checksum
-HEAD, BLOCK, PART = b":W&B\xe1\xbe\x00", 2**15, struct.Struct("<IHB")
+HEAD = b":W&B\xe1\xbe\x00"
+BLOCK = 2**15
+PART = struct.Struct("<IHB")
 ENDS = (1, 4)  # kinds of parts: whole records, and last parts
 
 
@@ -116,7 +118,8 @@ def _machine(facts: dict[str, Any]) -> Row:
 
 
 def _records(path: Path) -> Iterator[bytes]:
-    """
+    """Yield the records of a file.
+
     Errors:
         ValueError: it is no such file, or damaged; what a kill cut off at its end is left out.
     """
@@ -124,7 +127,8 @@ def _records(path: Path) -> Iterator[bytes]:
         require(
             file.read(len(HEAD)) == HEAD, "it", "begin with the header of a W&B file", "other bytes"
         )
-        content, at = b"", len(HEAD)
+        content = b""
+        at = len(HEAD)
         while True:
             rest = BLOCK - at % BLOCK
             if rest < PART.size:  # a part's head is never split
@@ -143,7 +147,8 @@ def _records(path: Path) -> Iterator[bytes]:
                 "begin a record with a correct checksum",
                 "damage",
             )
-            content, at = content + body, at + PART.size + length
+            content += body
+            at += PART.size + length
             if kind in ENDS:
                 yield content
                 content = b""

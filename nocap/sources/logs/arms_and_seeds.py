@@ -309,7 +309,8 @@ def _settings(run: RunNames, keys: Sequence[str]) -> str:
 
 
 def _check_files(runs: Sequence[RunNames]) -> None:
-    """
+    """Check that no arm has files that may be arms themselves.
+
     Errors:
         ValueError: an arm has files of several names, which may be arms themselves.
     """
@@ -327,7 +328,8 @@ def _check_files(runs: Sequence[RunNames]) -> None:
 
 
 def _check_ids(runs: Sequence[RunNames], sources: Mapping[str, object], *, are_set: bool) -> None:
-    """
+    """Check that names say which runs are of one arm.
+
     Errors:
         ValueError: runs without a seed differ only by numbers, hashes or times, and no name or
             setting (`are_set`) tells arms apart.

@@ -63,9 +63,9 @@ KEYS: dict[str, tuple[str, ...]] = {
         "Step (calls of log)",
     ),  # W&B's count, which is no step unless the program gave it
 }
-SURE = ("step", "val_loss", "val_bpb", "train_s", "tokens")
-UNSURE = ("total", "epoch", "call")  # which other programs use for something else
-NUMBERS = (*SURE, *UNSURE)
+SURE_KEYS = ("step", "val_loss", "val_bpb", "train_s", "tokens")
+UNSURE_KEYS = ("total", "epoch", "call")  # which other programs use for something else
+NUMBERS = (*SURE_KEYS, *UNSURE_KEYS)
 LOSSES = ("val_loss", "val_bpb")
 MARKS = ("arm", "run", "seed")  # what tells the runs of one file apart
 EMPTY = (None, "")  # cells
@@ -99,7 +99,7 @@ Columns = Mapping[str, LogColumn]  # by key
 
 
 def columns_of(text: str) -> Columns:
-    """`step=iter,val_loss=log(val_ppl),train_s=time_ms/1000` as columns.
+    """Return the columns of a text as `step=iter,val_loss=log(val_ppl),train_s=time_ms/1000`.
 
     Errors:
         ValueError: it is no such list.
@@ -143,7 +143,7 @@ def _unit(name: str) -> float:
     return next((count for end, count in UNITS.items() if name.endswith(end)), 1.0)
 
 
-def parts(name: str, every: Collection[str]) -> list[str]:
+def arm_columns(name: str, every: Collection[str]) -> list[str]:
     """List the columns that a name stands for: `attention+mlp` are two, where no column is called
     so."""
     if name in every:
@@ -151,30 +151,30 @@ def parts(name: str, every: Collection[str]) -> list[str]:
     return name.split("+")
 
 
-def levels(row: Row, columns: Columns) -> dict[str, str]:
+def arm_levels(row: Row, columns: Columns) -> dict[str, str]:
     """Return the arm's level of each column, where several columns name it."""
     if "arm" not in columns:
         return {}
-    several = parts(columns["arm"].name, row)
+    several = arm_columns(columns["arm"].name, row)
     if len(several) == 1:
         return {}
     return {part: str(row.get(part, "")).strip() for part in several}
 
 
-def names(key: str, columns: Columns) -> Sequence[str]:
+def column_names(key: str, columns: Columns) -> Sequence[str]:
     """List the columns in which a key is looked for."""
     if key in columns:
         return [columns[key].name]
     return KEYS[key]
 
 
-def cell(row: Row, key: str, columns: Columns) -> object:
+def cell_of(row: Row, key: str, columns: Columns) -> object:
     """Return what a row has of a key: a time in seconds, as the name of its column says."""
     if key == "arm":
-        several = levels(row, columns)
+        several = arm_levels(row, columns)
         if several:
             return " ".join(several.values())
-    for name in names(key, columns):
+    for name in column_names(key, columns):
         if row.get(name) not in EMPTY:
             return (
                 _in_seconds(row[name], name)
@@ -198,7 +198,7 @@ def _is_of_validation(row: Row) -> bool:
 
 def loss_cells(row: Row, columns: Columns) -> list[object]:
     """List the cells of a row that are for a loss, whether anything is in them or not."""
-    return [row[name] for key in LOSSES for name in names(key, columns) if name in row]
+    return [row[name] for key in LOSSES for name in column_names(key, columns) if name in row]
 
 
 def numbers_of(values: Mapping[str, object], columns: Columns, where: str) -> dict[str, float]:
@@ -207,8 +207,11 @@ def numbers_of(values: Mapping[str, object], columns: Columns, where: str) -> di
     Errors:
         ValueError: a cell that should be one and is none.
     """
-    numbers = {key: number(key, values[key], columns, where) for key in SURE if key in values}
-    for key in UNSURE:
+    numbers = dict[str, float]()
+    for key in SURE_KEYS:
+        if key in values:
+            numbers[key] = number_of(key, values[key], columns, where)
+    for key in UNSURE_KEYS:
         x = float_of(values.get(key))
         if x is not None and math.isfinite(x):
             numbers[key] = x
@@ -225,8 +228,9 @@ def float_of(value: object) -> float | None:
     return None
 
 
-def number(key: str, value: object, columns: Columns, where: str) -> float:
-    """
+def number_of(key: str, value: object, columns: Columns, where: str) -> float:
+    """Return the number of a cell in the unit of its key.
+
     Errors:
         ValueError: a cell that is no number, or a loss below 0.
     """

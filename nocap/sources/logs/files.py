@@ -91,7 +91,8 @@ def of_paths(paths: Sequence[str], format_name: str | None) -> tuple[list[LogFil
         ValueError: there is nothing of that name, no path holds a log, or one holds logs of several
             formats.
     """
-    forms = [_format(name) for name in ([format_name] if format_name else BUILT_IN)]
+    format_names = [format_name] if format_name else BUILT_IN
+    forms = list(map(_format, format_names))
     pieces = dict[tuple[str, str], list[Path]]()
     by_key = dict[tuple[str, str], tuple[Format, bool]]()
     without = list[str]()
@@ -127,7 +128,8 @@ def of_paths(paths: Sequence[str], format_name: str | None) -> tuple[list[LogFil
 
 
 def _format(name: str) -> Format:
-    """
+    """Return nocap's format of this name, or the one that a Python file defines.
+
     Errors:
         ValueError: there is none of that name, or the file defines none.
     """
@@ -163,7 +165,8 @@ def _make_format(name: str, content: dict[str, Any]) -> Format:
 
 
 def _logs(path: str, forms: Sequence[Format], *, is_chosen: bool) -> list[tuple[Path, Format]]:
-    """
+    """List the logs at or below a path, each with its format.
+
     Errors:
         ValueError: there is nothing of that name, or logs of several formats.
     """

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
@@ -36,6 +36,14 @@ from nocap.store.record_files import RunStatus
 from nocap.store.runs import Found
 
 CONFIGS = ("hparams.yaml", ".hydra/overrides.yaml")  # beside a log, or above it
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Settings:
+    """The settings of a run."""
+
+    values: Mapping[str, str] = field(default_factory=dict)
+    source: str = ""  # where they stand
 
 
 @dataclass(kw_only=True)
@@ -79,8 +87,6 @@ def load_logs(
         _read(log, root, loaded, columns or {})
     every = _in_time(loaded.runs)
     _find_arms(every, names)
-    for run in every:
-        run.status = _status(run.run)
     loaded.found.problems += _settle_finals(every)
     if lengths:
         _settle_lengths(every)
@@ -117,58 +123,72 @@ def _read(log: LogFile, root: int, loaded: _LoadedLogs, columns: Columns) -> Non
         )
         return
     loaded.found.problems += [f"{log.title}: {line}" for line in log_read.lines]
-    settings, config_name = _settings_beside(log, root, loaded)
+    settings = _settings_beside(log, root, loaded)
     content = _content(log)
-    alone = len(log_read.runs) == 1
+    is_alone = len(log_read.runs) == 1
     often = Counter[str]()
-    short = "/".join([*log.folders[root:], log.path.name])
     for run in log_read.runs:
-        own = run.facts.get("run", "")
-        of_file = title(run.facts)
-        if alone:
-            of_file = ""
-        run_names = RunNames(
-            title=f"{short}:{of_file}".removesuffix(":"),
-            folders=log.folders[root:],
-            file=log.stem,
-            own=own,
-            home=_home(log),
-            config=settings,
-            config_name=config_name,
-            path="/".join(filter(None, [*log.folders, log.stem])),
-        )
-        if log.is_argument and not alone:
-            run_names.home = log.stem
-        if own.isdecimal():  # counts runs, and names none
-            run_names.own = ""
-            run_names.has_numbered_name = not alone
-        if run.config:
-            run_names.config = run.config
-            run_names.config_name = "settings in the logs"
-        if own and not alone:
-            run_names.path = f"{run_names.path}/{own}"
+        names = _names_of(run, log, root, settings, is_alone=is_alone)
         nth = often[title(run.facts)]
         often[title(run.facts)] += 1
-        one = ImportedRun(
-            log=log, run=run, content=content, names=run_names, name=run_names.title, nth=nth
+        status, reason = _end_of(run)
+        loaded.runs.append(
+            ImportedRun(
+                log=log,
+                run=run,
+                content=content,
+                names=names,
+                name=names.title,
+                nth=nth,
+                status=status,
+                reason=reason,
+            )
         )
-        loaded.runs.append(one)
 
 
-def _settings_beside(log: LogFile, root: int, loaded: _LoadedLogs) -> tuple[dict[str, str], str]:
-    """Return the settings of a log and the name of their file, whose seed is of no run where
-    several logs share it."""
+def _names_of(
+    run: LogRun, log: LogFile, root: int, settings: _Settings, *, is_alone: bool
+) -> RunNames:
+    """Return what names a run. `is_alone`: its log has no other."""
+    own = run.facts.get("run", "")
+    is_number = own.isdecimal()  # it counts runs, and names none
+    if run.config:
+        settings = _Settings(values=run.config, source="settings in the logs")
+    short = "/".join([*log.folders[root:], log.path.name])
+    path = [*log.folders, log.stem]
+    home = _home(log)
+    if not is_alone:
+        short = f"{short}:{title(run.facts)}".removesuffix(":")
+        path.append(own)
+        if log.is_argument:
+            home = log.stem
+    return RunNames(
+        title=short,
+        folders=log.folders[root:],
+        file=log.stem,
+        own="" if is_number else own,
+        home=home,
+        config=settings.values,
+        config_name=settings.source,
+        path="/".join(filter(None, path)),
+        has_numbered_name=is_number and not is_alone,
+    )
+
+
+def _settings_beside(log: LogFile, root: int, loaded: _LoadedLogs) -> _Settings:
+    """Return the settings of a log. Their seed is of no run where several logs share the file."""
     path = _config_beside(log, root)
     if path is None:
-        return {}, ""
+        return _Settings()
     try:
-        settings = _settings(path)
+        settings = _read_settings(path)
     except ValueError as error:
         loaded.found.problems.append(f"{log.title}: nocap cannot read its settings: {error}")
-        return {}, ""
+        return _Settings()
     if loaded.configs[path] > 1:
         settings = {key: value for key, value in settings.items() if not SEEDS.search(key)}
-    return settings, next(name for name in CONFIGS if path.as_posix().endswith(name))
+    source = next(name for name in CONFIGS if path.as_posix().endswith(name))
+    return _Settings(values=settings, source=source)
 
 
 def _config_beside(log: LogFile, root: int) -> Path | None:
@@ -183,8 +203,9 @@ def _config_beside(log: LogFile, root: int) -> Path | None:
     return None
 
 
-def _settings(path: Path) -> dict[str, str]:
-    """
+def _read_settings(path: Path) -> dict[str, str]:
+    """Read a file of settings.
+
     Errors:
         ValueError: it is no yaml of settings.
     """
@@ -228,7 +249,8 @@ def _in_time(every: Sequence[ImportedRun]) -> list[ImportedRun]:
 
 
 def _find_arms(every: Sequence[ImportedRun], template: str) -> None:
-    """
+    """Find the arm and the seed of each run.
+
     Errors:
         ValueError: a seed that is none, or names that do not say which runs are of one arm.
     """
@@ -243,18 +265,22 @@ def _find_arms(every: Sequence[ImportedRun], template: str) -> None:
     find_arms([each.names for each in every], template)
 
 
-def _status(run: LogRun) -> str:
-    """Say how a run ended, by its log alone."""
+def _end_of(run: LogRun) -> tuple[RunStatus, str]:
+    """Return how a run ended, by its log alone, and why it is unfinished."""
     losses = [run.last(key) for key in ("val_loss", "val_bpb")]
     if not all(math.isfinite(x) for x in losses if x is not None):
-        return "diverged"
-    ended = run.facts.get("ended", "finished")
+        return RunStatus.diverged, ""
+    ended = run.facts.get("ended", RunStatus.finished.value)
+    if ended == RunStatus.diverged:
+        return RunStatus.diverged, ""
+    if ended != RunStatus.finished:
+        return RunStatus.unfinished, ended
     total = run.now.get("total")
     reached = run.reached.get("step")
     is_short = total is not None and reached is not None and reached < total - 1
-    if ended == RunStatus.finished and is_short and run.facts.get("budget") != TIME:
-        return f"unfinished: {reached:,.0f} of {total:,.0f} steps"
-    return ended
+    if is_short and run.facts.get("budget") != TIME:
+        return RunStatus.unfinished, f"unfinished: {reached:,.0f} of {total:,.0f} steps"
+    return RunStatus.finished, ""
 
 
 def _settle_lengths(every: Sequence[ImportedRun]) -> None:
@@ -278,28 +304,26 @@ def _settle_lengths(every: Sequence[ImportedRun]) -> None:
         for each, end in zip(members, ends, strict=True):
             if end < least:
                 units = "steps" if axis == "step" else f"{axis}s".removesuffix("ss")
-                each.status = (
+                each.stop_short(
                     f"unfinished: {end:,.4g} of the {longest:,.4g} {units} that other runs of "
                     "its arm have"
                 )
 
 
-def _settle_finals(every: Sequence[ImportedRun]) -> Iterator[str]:
-    """Take of the losses that were measured after training the last one that all runs have."""
+def _settle_finals(every: Sequence[ImportedRun]) -> list[str]:
+    """Take of the losses that were measured after training the last one that all runs have. Return
+    a line about it."""
     ended = [each for each in every if each.status == RunStatus.finished]
     names = dict.fromkeys(name for each in ended for name in each.run.finals)
     if not names:
-        return
+        return []
     common = [name for name in names if all(name in each.run.finals for each in ended)]
     some = [name for name in names if name not in common]
     beside = f"; some runs lack {shorten(some)}" if some else ""
     if not common:
-        yield (
+        return [
             f"the runs have no common final score, so nocap compares their last validations{beside}"
-        )
-        return
+        ]
     for each in ended:
-        each.final = each.run.finals[common[-1]]
-        if not math.isfinite(each.final):
-            each.status = "diverged"
-    yield f"nocap compares {common[-1]}, the last score that all runs have{beside}"
+        each.take_final(common[-1])
+    return [f"nocap compares {common[-1]}, the last score that all runs have{beside}"]

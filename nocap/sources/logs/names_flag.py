@@ -59,7 +59,8 @@ def _take_out(run: RunNames, span: tuple[int, int]) -> None:
     after = run.path[end:].partition("/")[0]
     part_with_seed = f"{before}{run.path[first:end]}{after}"
     rest = f"{before.rstrip('=_- .')}{after}".strip("=_- .")
-    run.folders = [rest if part == part_with_seed else part for part in run.folders]
+    rests = {part_with_seed: rest}
+    run.folders = [rests.get(part, part) for part in run.folders]
     if run.file == part_with_seed:
         run.file = rest
     if run.own == part_with_seed:

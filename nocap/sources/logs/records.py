@@ -47,13 +47,30 @@ class ImportedRun:
     names: RunNames
     name: str  # from the folder of all logs on
     nth: int  # of the runs that its log tells apart by where they begin alone
-    status: str = "finished"
+    status: RunStatus  # finished, diverged or unfinished
+    reason: str = ""  # why it is unfinished
     final: float | None = None  # bits per byte, measured after training
 
     @property
     def end(self) -> float | None:
         """Return where the run's last loss stands on its axis."""
         return self.run.last(self.run.axis) if self.run.axis else None
+
+    @property
+    def status_text(self) -> str:
+        """Return the status, or why the run is unfinished, as its record has it."""
+        return self.reason or self.status.value
+
+    def stop_short(self, reason: str) -> None:
+        """Take the run as unfinished."""
+        self.status = RunStatus.unfinished
+        self.reason = reason
+
+    def take_final(self, name: str) -> None:
+        """Take a loss that was measured after training as the one that counts."""
+        self.final = self.run.finals[name]
+        if not math.isfinite(self.final):
+            self.status = RunStatus.diverged
 
 
 def make_records(every: Sequence[ImportedRun], found: Found, hardware: str | None) -> None:
@@ -87,24 +104,27 @@ def make_records(every: Sequence[ImportedRun], found: Found, hardware: str | Non
 
 
 def _record(each: ImportedRun, hardware: str | None) -> Record:
-    run, log, names = each.run, each.log, each.names
+    run = each.run
+    names = each.names
     seed = names.seed
     is_seed = not seed or bool(re.fullmatch(r"\d{1,18}(\.0)?", seed))
     require(is_seed, "seed", "be an integer from 0", seed)
     machine = run.facts.get("hardware") or hardware
     lost = each.status == RunStatus.diverged
-    loss, bpb = run.last("val_loss"), run.last("val_bpb") if each.final is None else each.final
-    steps, tokens = run.last("step"), run.last("tokens")
+    loss = run.last("val_loss")
+    bpb = run.last("val_bpb") if each.final is None else each.final
+    steps = run.last("step")
+    tokens = run.last("tokens")
     seconds = _seconds(run)
     imported = Imported(
-        format=log.format,
+        format=each.log.format,
         arm=names.arm_from,
         seed=names.seed_from,
         hardware="said" if hardware and machine == hardware else None,
         length=None if run.axis == "step" else each.end,
     )
     summary: dict[str, Any] = {
-        "status": each.status,
+        "status": each.status_text,
         "val_loss": None if lost else loss,
         "val_bpb": None if lost else bpb,
         "steps": None if steps is None else int(steps),
@@ -114,14 +134,14 @@ def _record(each: ImportedRun, hardware: str | None) -> Record:
     }
     name, arm, summary = redact((each.name, names.arm, summary))
     # short logs are equal by chance, and each file is a run
-    source = each.content if len(run.points) >= SAME_CURVE else str(log.path.absolute())
+    source = each.content if len(run.points) >= SAME_CURVE else str(each.log.path.absolute())
     return Record(
-        folder=log.path,
+        folder=each.log.path,
         identity=digest([source, [run.facts.get(key) for key in MARKS], each.nth]),
         name=name,
         arm=arm,
         seed=int(float(seed)) if seed else -1,
-        status=each.status,
+        status=each.status_text,
         started="",
         config=dict(run.levels) or {"arm": arm},
         parts={},
@@ -134,7 +154,7 @@ def _record(each: ImportedRun, hardware: str | None) -> Record:
 def _seconds(run: LogRun) -> float | None:
     """Return its time of training; where a budget of time ended it, that is said after its last
     loss."""
-    if not run.clock or not run.points:
+    if not run.has_clock or not run.points:
         return None
     if run.facts.get("budget") == TIME:
         return run.now.get("train_s")
@@ -148,10 +168,17 @@ def _curve(run: LogRun) -> Curve:
         for point in run.points
         if "step" in point and math.isfinite(point.get("val_loss", math.nan))
     ]
+    tokens = list[int | None]()
+    for point in points:
+        trained_on = point.get("tokens")
+        tokens.append(None if trained_on is None else int(trained_on))
+    times: list[float | None] = [None] * len(points)
+    if run.has_clock:
+        times = [point.get("train_s") for point in points]
     return Curve(
         step=[int(point["step"]) for point in points],
-        tokens=[int(point["tokens"]) if "tokens" in point else None for point in points],
-        train_s=[point.get("train_s") if run.clock else None for point in points],
+        tokens=tokens,
+        train_s=times,
         val_loss=[point["val_loss"] for point in points],
         val_bpb=[point.get("val_bpb") for point in points],
     )
@@ -181,7 +208,8 @@ def _repeats(records: Sequence[Record]) -> list[tuple[Record, Record]]:
 
 
 def _check_apart(records: Sequence[Record], runs_: dict[str, ImportedRun]) -> None:
-    """
+    """Check that no arm has two runs of a seed.
+
     Errors:
         ValueError: two runs of one arm and seed have other losses.
     """
@@ -203,13 +231,13 @@ def _apart(one: LogRun, other: LogRun) -> str:
     """Say by which columns and settings, the same in all rows of a run, two runs can be told
     apart."""
     names = list[str]()
-    for name, text in one.others.items():
-        if other.others.get(name, text) != text:
+    for name, text in one.common.items():
+        if other.common.get(name, text) != text:
             names.append(name)
     if not names:
         return ""
     first = names[0]
-    values = f"{one.others[first]} and {other.others[first]}"
+    values = f"{one.common[first]} and {other.common[first]}"
     return (
         f"they differ in {shorten(names)} ({values}), so --columns arm={first} may separate them; "
     )

@@ -12,36 +12,17 @@ from nocap.display import shorten
 from nocap.sources.log_reading import CutError, Row
 from nocap.sources.logs.columns import (
     CONFIG,
-    EMPTY,
     FINAL,
-    KEYS,
     LOSSES,
     MARKS,
-    NUMBERS,
     PERPLEXITY,
     Columns,
-    cell,
-    levels,
-    loss_cells,
-    names,
-    number,
-    numbers_of,
-    parts,
+    arm_columns,
 )
+from nocap.sources.logs.log_row import LogRow, read_row
 from nocap.sources.logs.run import LogRun
 
 MOST_NAMES = 1000  # of columns that a message may offer
-FINISHED = {"finished", "completed", "complete", "succeeded", "success", "done", "ok"}
-OTHER_STATES = {
-    "running",
-    "crashed",
-    "failed",
-    "killed",
-    "preempted",
-    "preempting",
-    "scheduled",
-    "pending",
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,49 +44,32 @@ class _RunSorter:
     names: dict[str, None] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
 
-    def take(self, row: Row, where: str) -> None:
+    def take(self, cells: Row, where: str) -> None:
         """Take a row to the run that it is of."""
         if len(self.names) < MOST_NAMES:
-            self.names |= dict.fromkeys(map(str, row))
-        cells = {key: cell(row, key, self.columns) for key in KEYS}
-        values = {key: value for key, value in cells.items() if value not in EMPTY}
-        facts = {key: str(value).strip() for key, value in values.items() if key not in NUMBERS}
-        _settle_state(facts, row)
-        numbers = numbers_of(values, self.columns, where)
-        run = self._run_of(facts, numbers)
+            self.names |= dict.fromkeys(map(str, cells))
+        row = read_row(cells, self.columns, where)
+        run = self._run_of(row)
         if run.rows == 0:
             self.runs.append(run)
         self.current = run
-        _keep_common(run, row, self.columns)
-        run.facts |= facts
-        run.levels |= levels(row, self.columns)
-        _keep_named(run, row, where)
+        line = run.take(row)
+        if line is not None:
+            self.lines.append(f"{where}: {line}")
         self.by_name[_name_of(run.facts)] = run
         if "run" in run.facts:
             self.by_name[_name_of({**run.facts, "seed": ""})] = run  # rows may say the seed once
-        if "call" in numbers and run.now.get("call", -math.inf) >= numbers["call"] - 1:
-            run.calls_follow = True
-        run.calls_follow |= "_step" not in row and "call" in numbers
-        line = run.add(numbers)
-        if line is not None:
-            self.lines.append(f"{where}: {line}")
-        losses = loss_cells(row, self.columns)
-        if losses:
-            run.see(is_empty=all(loss in EMPTY for loss in losses))
 
-    def _run_of(self, facts: Mapping[str, str], numbers: Mapping[str, float]) -> LogRun:
+    def _run_of(self, row: LogRow) -> LogRun:
         """Return the run that a row goes on, or another one that it begins."""
-        marks = {key: facts[key] for key in MARKS if key in facts}
+        marks = row.marks
         run = self.current
         # another run than that of the row before
-        if _is_other(run, marks):
+        if run.contradicts(marks):
             seedless = _name_of({**marks, "seed": ""})
             namesake = self.by_name.get(_name_of(marks)) or self.by_name.get(seedless)
-            run = LogRun() if namesake is None or _is_other(namesake, marks) else namesake
-        if run.is_another(numbers):
-            facts = {key: fact for key, fact in run.facts.items() if key in (*MARKS, "hardware")}
-            run = LogRun(facts=facts, config=dict(run.config))
-        return run
+            run = LogRun() if namesake is None or namesake.contradicts(marks) else namesake
+        return run.successor() if run.begins_another(row.numbers) else run
 
 
 def runs_of(rows: Iterable[Row], columns: Columns) -> LogContent:
@@ -126,13 +90,15 @@ def runs_of(rows: Iterable[Row], columns: Columns) -> LogContent:
     own_names = [name for name in names if name != "line" and not name.startswith((CONFIG, FINAL))]
     offered = f"{shorten(own_names, most=20)} (--columns KEY=NAME)"
     for key, column in columns.items():
-        for part in parts(column.name, names) if key == "arm" else [column.name]:
+        parts = [column.name]
+        if key == "arm":
+            parts = arm_columns(column.name, names)
+        for part in parts:
             require(part in names, f"--columns {key}", f"be one of its columns, {offered}", part)
     _add_lost(sorter.runs)
-    with_loss = [run for run in sorter.runs if run.points or run.finals]
+    with_loss = [run for run in sorter.runs if run.has_loss]
     for run in with_loss:
         run.end()
-        _settle_calls(run)
     rule = f"have a row with {' or '.join(LOSSES)}{_hint(own_names)}"
     require(bool(with_loss), "it", rule, offered)
     return LogContent(runs=with_loss, lines=[*sorter.lines, *_lines_about(sorter.runs, with_loss)])
@@ -146,10 +112,8 @@ def _add_lost(runs: Sequence[LogRun]) -> None:
         return
     losses = dict.fromkeys(key for run in ended for key in LOSSES if key in run.points[-1])
     for run in runs:
-        is_told = bool(run.facts.keys() & {*MARKS}) and not (run.points or run.finals)
-        is_over = run.facts.get("ended", "finished") == "finished"
-        if is_told and is_over and run.rows == 1 and run.is_empty:
-            run.points.append({**run.now, **dict.fromkeys(losses, math.nan)})
+        if run.lacks_its_loss:
+            run.lose([*losses])
 
 
 def _hint(names: Sequence[str]) -> str:
@@ -166,17 +130,17 @@ def _lines_about(every: Sequence[LogRun], with_loss: Sequence[LogRun]) -> list[s
     lines = [
         f"{title(run.facts)}: left out, because none of its rows has a loss"
         for run in every
-        if not (run.points or run.finals) and run.facts.keys() & {*MARKS}
+        if run.has_mark and not run.has_loss
     ]
     for run in with_loss:
-        if run.twice:
-            columns = shorten(run.others) if run.others else "none of its columns"
+        if run.has_two_losses:
+            columns = shorten(run.common) if run.common else "none of its columns"
             raise ValueError(
                 f"{title(run.facts) or 'the log'} must have one loss for each step, got several "
                 "that differ; name the column that separates the runs with --columns arm=NAME or "
                 f"run=NAME (columns with one value: {columns})"
             )
-    if any(not run.clock for run in with_loss):
+    if any(not run.has_clock for run in with_loss):
         lines.append("its seconds go back, as after a resume, so nocap does not compare its times")
     if any(len(run.points) > 1 and run.axis is None for run in with_loss):
         lines.append(
@@ -190,26 +154,6 @@ def _lines_about(every: Sequence[LogRun], with_loss: Sequence[LogRun]) -> list[s
     return lines
 
 
-def _settle_calls(run: LogRun) -> None:
-    """Take W&B's count as steps where the program gave it: it then goes on by more than one."""
-    if run.axis != "call" or run.calls_follow:
-        return
-    for point in run.points:
-        point["step"] = point["call"]
-    run.reached["step"] = run.reached["call"]
-
-
-def _settle_state(facts: dict[str, str], row: Row) -> None:
-    """Write a state as nocap does, and drop what is none."""
-    state = facts.get("ended", "").casefold()
-    if state in FINISHED:
-        facts["ended"] = "finished"
-    elif state in OTHER_STATES:
-        facts["ended"] = state
-    elif "ended" not in row:
-        facts.pop("ended", None)
-
-
 def title(facts: Mapping[str, str]) -> str:
     """Name a run of a file that holds several."""
     return " ".join(facts[key] for key in MARKS if key in facts)
@@ -218,32 +162,3 @@ def title(facts: Mapping[str, str]) -> str:
 def _name_of(marks: Mapping[str, str]) -> object:
     """Return what tells a run from the others of its file."""
     return marks.get("arm"), marks.get("run"), marks.get("seed") or None
-
-
-def _is_other(run: LogRun, marks: Mapping[str, str]) -> bool:
-    """Say whether a row contradicts what is known of a run."""
-    return any(run.facts.get(key, fact) != fact for key, fact in marks.items())
-
-
-def _keep_named(run: LogRun, row: Row, where: str) -> None:
-    """Keep settings, and what was measured after training."""
-    for name, value in row.items():
-        text = str(name)
-        if text.startswith(CONFIG):
-            run.config[text.removeprefix(CONFIG)] = str(value)
-        elif text.startswith(FINAL):
-            run.finals[text.removeprefix(FINAL)] = number("val_bpb", value, {}, where)
-
-
-def _keep_common(run: LogRun, row: Row, columns: Columns) -> None:
-    """Keep what is the same in all rows of a run, and which no key has: it may tell its arm."""
-    run.rows += 1
-    if run.rows > 1:
-        for name, text in [*run.others.items()]:
-            if str(row.get(name, text)).strip() != text:
-                del run.others[name]
-        return
-    names_of_keys = {name for key in KEYS for name in names(key, columns)} | {"line"}
-    for name, value in row.items():
-        if name not in names_of_keys and not str(name).startswith(FINAL) and value not in EMPTY:
-            run.others[str(name)] = str(value).strip()

@@ -20,7 +20,6 @@ from pathlib import Path
 from nocap.config.keys import require
 from nocap.judge.comparison_schema import Schema
 from nocap.judge.proposal import BatchQuestion, BatchResult, LossPair, ProposalWord, judge
-from nocap.store.record_files import digest
 from nocap.study.log import FILE as LOG
 from nocap.study.log import AnswerLine, LogLine, PairLine, ProposalLine, RulesLine, append, read_log
 from nocap.study.spec import Propose
@@ -51,27 +50,27 @@ class Campaign:
 
     def propose(
         self,
-        arm: str,
+        content: str,
         overrides: Sequence[str],
         measure: Callable[[Sequence[int]], Losses],
         *,
         against: str,
     ) -> AnswerLine:
-        """Return the answer, as its line in the log. `arm` is the digest of what is trained,
-        `against` of what the baseline trains.
+        """Return the answer, as its line in the log. `content` is the digest of what is
+        trained, `against` of what the baseline trains.
 
         Errors:
             ValueError: one proposal too many.
             what `measure` raises; the batches until then are kept, and the same proposal goes on.
         """
-        if arm in self.answers:
-            return self.answers[arm]
-        if arm not in self.proposals:
-            self._begin(arm, overrides)
-        result = self._judge(arm, measure, against)
+        if content in self.answers:
+            return self.answers[content]
+        if content not in self.proposals:
+            self._begin(content, overrides)
+        result = self._judge(content, measure, against)
         line = AnswerLine(
-            arm=arm,
-            number=self.proposals[arm].number,
+            arm=content,
+            number=self.proposals[content].number,
             word=result.word.value,
             pairs=result.pairs,
             gain=_finite(result.gain),
@@ -81,22 +80,22 @@ class Campaign:
         return line
 
     def _judge(
-        self, arm: str, measure: Callable[[Sequence[int]], Losses], against: str
+        self, content: str, measure: Callable[[Sequence[int]], Losses], against: str
     ) -> BatchResult:
         """Measure batch after batch until the proposal is decided; return the last judgement."""
         question = BatchQuestion(bar=self.rules.gain)
         pairs = list[LossPair]()
         for seeds in self.rules.batches:
-            missing = [seed for seed in seeds if (arm, seed) not in self._pairs]
+            missing = [seed for seed in seeds if (content, seed) not in self._pairs]
             if missing:
-                self._keep(arm, against, measure(missing))
-            pairs += [self._pairs[arm, seed] for seed in seeds]
+                self._keep(content, against, measure(missing))
+            pairs += [self._pairs[content, seed] for seed in seeds]
             result = judge(pairs, question)
             if result.word is not ProposalWord.undecided:
                 break
         return result
 
-    def _begin(self, arm: str, overrides: Sequence[str]) -> None:
+    def _begin(self, content: str, overrides: Sequence[str]) -> None:
         """Log a new proposal.
 
         Errors:
@@ -108,15 +107,15 @@ class Campaign:
             "for no more"
         )
         require(number <= MOST_PROPOSALS, "--propose", rule, f"proposal {number}")
-        self._add(ProposalLine(arm=arm, overrides=list(overrides), number=number))
+        self._add(ProposalLine(arm=content, overrides=list(overrides), number=number))
 
-    def _keep(self, arm: str, against: str, losses: Losses) -> None:
+    def _keep(self, content: str, against: str, losses: Losses) -> None:
         """Log these pairs. A baseline's run that was logged before counts as it was the first
         time."""
         for seed, (loss, baseline) in losses.items():
             first_baseline = self._baseline.get((against, seed), _finite(baseline))
             line = PairLine(
-                arm=arm, against=against, seed=seed, loss=_finite(loss), baseline=first_baseline
+                arm=content, against=against, seed=seed, loss=_finite(loss), baseline=first_baseline
             )
             self._add(line)
 
@@ -143,10 +142,10 @@ def _finite(value: float) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
-    """A proposal. `arm`: the digest of what it trains."""
+    """A proposal."""
 
     words: Sequence[str]
-    arm: str
+    content: str  # the digest of what it trains
     measure: Callable[[Sequence[int]], Losses]
 
 
@@ -156,7 +155,7 @@ class Proposals:
 
     proposals: Sequence[Proposal]
     against: str  # the digest of what the baseline trains
-    fixed: object  # what the first proposal fixes
+    fixed: str  # the digest of what the first proposal fixes
     machine: str  # as each line of the log has it
     scale: str
 
@@ -172,7 +171,7 @@ class AnswerJson(Schema, frozen=True, kw_only=True):
     diverged: bool
 
 
-def answer(folder: Path, rules: Propose, question: Proposals) -> Iterable[AnswerJson]:
+def answer(folder: Path, rules: Propose, proposals: Proposals) -> Iterable[AnswerJson]:
     """Answer one after the other; without proposals, yield the answers so far. What the runs print
     goes to stderr.
 
@@ -182,21 +181,20 @@ def answer(folder: Path, rules: Propose, question: Proposals) -> Iterable[Answer
             on.
     """
     path = folder / LOG
-    fixed = digest(question.fixed)
     log = read_log(path)
-    same = all(line.rules == fixed for line in log.of(RulesLine))
+    same = all(line.rules == proposals.fixed for line in log.of(RulesLine))
     require(same, str(folder), FIXED, "another one")
-    add = partial(append, path, machine=question.machine, scale=question.scale)
+    add = partial(append, path, machine=proposals.machine, scale=proposals.scale)
     campaign = Campaign(rules, lines=log.lines, write=lambda line: add([line]))
-    if question.proposals:
-        add([RulesLine(rules=fixed)], once=("rules",))
-    for proposal in question.proposals:
+    if proposals.proposals:
+        add([RulesLine(rules=proposals.fixed)], once=("rules",))
+    for proposal in proposals.proposals:
         with redirect_stdout(sys.stderr):
             line = campaign.propose(
-                proposal.arm, proposal.words, proposal.measure, against=question.against
+                proposal.content, proposal.words, proposal.measure, against=proposals.against
             )
         yield _answer_json(line, proposal.words)
-    if not question.proposals:
+    if not proposals.proposals:
         for line in campaign.answers.values():
             yield _answer_json(line, campaign.proposals[line.arm].overrides)
 

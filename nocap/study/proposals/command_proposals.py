@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -19,12 +19,13 @@ from nocap.config.keys import require
 from nocap.config.trainer import Device
 from nocap.judge.interval import alike
 from nocap.metrics import Better
-from nocap.sources import race_arms
-from nocap.sources.command import Command, duration_s, failures_of
-from nocap.sources.command_output import MetricReader
-from nocap.sources.command_words import split_words
-from nocap.sources.repository import HERE
+from nocap.sources.races import race_arms
+from nocap.sources.races.command import Command, RunSettings, duration_s, failures_of
+from nocap.sources.races.command_output import MetricReader
+from nocap.sources.races.command_words import split_words
+from nocap.sources.races.repository import HERE
 from nocap.store import lease
+from nocap.store.record_files import digest
 from nocap.study.log import FILE as LOG
 from nocap.study.proposals.campaign import Losses, Proposal, Proposals
 from nocap.study.spec import Propose, Study
@@ -43,40 +44,47 @@ def of_commands(
     """
     reader = MetricReader(what=rules.metric, better=rules.better, file=rules.file)
     reader.check("propose.metric")
-    how = {"timeout_s": duration_s(rules.timeout, "propose.timeout"), "keep": []}
-    if rules.file:
-        how["keep"] = [rules.file]
+    settings = RunSettings(
+        timeout_s=duration_s(rules.timeout, "propose.timeout"),
+        keep=[rules.file] if rules.file else [],
+    )
     words = list[list[str]]()
     rule = "have {seed}, unless the study has propose.reads_seed: true"
     for text in (rules.command, *dict.fromkeys(texts)):
         name = "--propose" if words else "propose.command"
         require(rules.reads_seed or "{seed}" in text, name, rule, text)
         words.append(split_words(text, name))
-    (baseline, *sides), begin = _sides(study, rules, words, output_dir, undo)
-    measure = partial(_run, reader, output_dir / "commands", partial(begin, **how), baseline)
+    (baseline, *sides), begin = _sides(study, rules, words, settings, output_dir, undo)
+    measure = partial(_run, reader, output_dir / "commands", begin, baseline)
     proposals = list[Proposal]()
     for side in sides:
         proposals.append(
-            Proposal(words=side.words, arm=side.content, measure=partial(measure, side))
+            Proposal(words=side.words, content=side.digest, measure=partial(measure, side))
         )
+    fixed = [
+        rules.gain,
+        rules.first_seed,
+        rules.metric,
+        rules.better.value,
+        rules.file,
+        baseline.digest,
+    ]
     return Proposals(
         proposals=proposals,
-        against=baseline.content,
-        fixed=[
-            rules.gain,
-            rules.first_seed,
-            rules.metric,
-            rules.better.value,
-            rules.file,
-            baseline.content,
-        ],
+        against=baseline.digest,
+        fixed=digest(fixed),
         machine=str(hardware.describe(Device.cpu, 0)["fingerprint"]),
         scale="",
     )
 
 
 def _sides(
-    study: Study, rules: Propose, words: Sequence[Sequence[str]], output_dir: Path, undo: ExitStack
+    study: Study,
+    rules: Propose,
+    words: Sequence[Sequence[str]],
+    settings: RunSettings,
+    output_dir: Path,
+    undo: ExitStack,
 ) -> tuple[list[Command], race_arms.Begin]:
     """Return the baseline and the proposals, and what runs one. What the study writes is no part of
     a working tree."""
@@ -90,10 +98,11 @@ def _sides(
             raise ValueError("propose.link works only with propose.ref")
         names = ["the baseline", *(f"proposal {i}" for i in range(1, len(words)))]
         commands = list(zip(names, words, strict=True))
-        return race_arms.of_commands(commands, locked=rules.locked, apart=apart)
+        return race_arms.of_commands(commands, settings, locked=rules.locked, apart=apart)
     refs = [rules.ref, *[HERE] * (len(words) - 1)]
     return race_arms.of_refs(
         list(zip(refs, words, strict=True)),
+        settings,
         locked=rules.locked,
         links=rules.link,
         folder=output_dir / "races" / "trees",
@@ -106,7 +115,7 @@ def _sides(
 def _run(
     reader: MetricReader,
     runs: Path,
-    begin: Callable[[Command, int, Path], None],
+    begin: race_arms.Begin,
     baseline: Command,
     proposal: Command,
     seeds: Sequence[int],
@@ -123,17 +132,15 @@ def _run(
     turns = [(baseline, proposal), (proposal, baseline)]
     for i, seed in enumerate(seeds):
         for side in turns[i % 2]:
-            folder = runs / f"{side.content}-{seed}"
+            folder = runs / f"{side.digest}-{seed}"
             if not reader.is_in(folder):
                 with failures_of(side, seed):
                     begin(side, seed, folder)
             value = reader.value(folder, finite=False)
-            losses[side.content, seed] = sign * value if math.isfinite(value) else math.inf
+            losses[side.digest, seed] = sign * value if math.isfinite(value) else math.inf
     for side in (baseline, proposal):
-        of_side = [losses[side.content, seed] for seed in seeds]
+        of_side = [losses[side.digest, seed] for seed in seeds]
         known = [loss for loss in of_side if math.isfinite(loss)]
         rule = "use the seed, got equal losses for different seeds"
         require(not alike(known), side.name, rule, f"{known[:1]}")
-    return {
-        seed: (losses[proposal.content, seed], losses[baseline.content, seed]) for seed in seeds
-    }
+    return {seed: (losses[proposal.digest, seed], losses[baseline.digest, seed]) for seed in seeds}

@@ -13,7 +13,7 @@ from nocap.config.errors import FailedError
 from nocap.config.keys import require
 from nocap.config.overrides import parse_override
 from nocap.config.run import Run
-from nocap.sources.command_words import split_words
+from nocap.sources.races.command_words import split_words
 from nocap.store.identity import config_that_counts
 from nocap.store.record_files import digest
 from nocap.store.source_hashes import source_hashes
@@ -43,12 +43,9 @@ def of_overrides(
         ValueError: a proposal that does not compose, sets what the study sets, is no fair
             comparison, or has too many FLOPs a token.
     """
-    require(
-        scale in study.scales, "scale", f"be one of the study's {', '.join(study.scales)}", scale
-    )
+    at = study.at(scale)
     if study.tune.trials:
         raise ValueError("tune does not work with propose, because propose does not search")
-    at = study.scales[scale]
     overrides = training_overrides(at, output_dir, steps)
     baseline = compose_arms(study, at, [study.baseline], overrides)[study.baseline]
     proposals = list[Proposal]()
@@ -56,7 +53,7 @@ def of_overrides(
         words = split_words(text, "--propose")
         side = _compose(rules, baseline, words)
         measure = partial(_train, study.name, {PROPOSAL: side, BASELINE: baseline})
-        proposals.append(Proposal(words=words, arm=_digest(side), measure=measure))
+        proposals.append(Proposal(words=words, content=_digest(side), measure=measure))
     trainer = baseline.run.trainer
     machine = hardware.describe(trainer.device, trainer.threads)
     fixed: dict[str, object] = {
@@ -66,7 +63,7 @@ def of_overrides(
     return Proposals(
         proposals=proposals,
         against=_digest(baseline),
-        fixed=fixed,
+        fixed=digest(fixed),
         machine=str(machine["fingerprint"]),
         scale=scale,
     )

@@ -35,9 +35,9 @@ def propose(arguments: argparse.Namespace) -> int:
     if rules is None:
         raise ValueError("study.yaml must have propose, as in propose: {gain: 0.01}, got none")
     with lease.acquire(folders[0]), ExitStack() as undo:
-        questions = _questions(study, rules, arguments.propose, options, undo)
+        proposals = _proposals(study, rules, arguments.propose, options, undo)
         try:
-            for line in answer(Path(study.folder), rules, questions):
+            for line in answer(Path(study.folder), rules, proposals):
                 print(_text(line), flush=True)
                 arguments.answer(answer_json(line))
         except KeyboardInterrupt as stop:  # wherever it comes, also between two runs
@@ -47,7 +47,7 @@ def propose(arguments: argparse.Namespace) -> int:
     return EXIT_CODES["finished"]
 
 
-def _questions(
+def _proposals(
     study: Study, rules: Propose, texts: Sequence[str], options: Options, undo: ExitStack
 ) -> Proposals:
     """Return the proposals of a command line, as commands or as overrides."""

@@ -21,9 +21,9 @@ from nocap.judge.interval import analyses, finite
 from nocap.judge.races import Limit, RaceQuestion, RaceResult, RaceRows, judge
 from nocap.judge.time_to_target import TargetCrossing
 from nocap.metrics import METRICS, Metric
-from nocap.sources.command import COSTS, Command, failures_of
-from nocap.sources.command_output import MetricReader, result
-from nocap.sources.race_rows import RunRows, read_rows
+from nocap.sources.races.command import COSTS, Command, failures_of
+from nocap.sources.races.command_output import MetricReader, result
+from nocap.sources.races.run_rows import RunRows, read_rows
 from nocap.store.json_shapes import Required
 from nocap.store.measurement import Measurement
 from nocap.store.record_files import digest, read_json, write_json
@@ -109,7 +109,7 @@ class Race:
         }
 
     def _arms_json(self) -> dict[str, list[str]]:
-        return {arm.name: [arm.content, *arm.words] for arm in self.arms}
+        return {arm.name: [arm.digest, *arm.words] for arm in self.arms}
 
     def _ends_json(self) -> list[float | None] | None:
         """Return the stated gain; an open end is null."""
@@ -123,7 +123,7 @@ class Race:
         """Return the folder of a run, which all races share. A run of another race was not made in
         the sessions of this one: where there are several, the race has runs of its own."""
         runs = self.folder / "runs" if self.sessions > 1 else self.output_dir / "commands"
-        return runs / f"{arm.content}-{self.first_seed + repeat}"
+        return runs / f"{arm.digest}-{self.first_seed + repeat}"
 
     def registration_json(self, registration: RaceRegistration) -> dict[str, object]:
         """Return the registration as JSON."""

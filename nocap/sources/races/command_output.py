@@ -69,7 +69,8 @@ class MetricReader:
         )
 
     def check(self, key: str = "--metric") -> None:
-        """
+        """Check that the metric is a pattern with a group, or a name.
+
         Errors:
             ValueError: no pattern of Python, or one without a group.
         """
@@ -94,7 +95,7 @@ class MetricReader:
         require("value" in groups if groups else pattern.groups == 1, key, rule, self.what)
 
     def curve(self, folder: Path) -> list[tuple[float | None, float, float]]:
-        """(step or None, value, seconds since the start) of each match, in order.
+        """Return (step or None, value, seconds since the start) of each match, in order.
 
         Errors:
             ValueError: a match that is no number, or a part of one.
@@ -105,7 +106,7 @@ class MetricReader:
             ]
         points = list[tuple[float | None, float, float]]()
         like = "1.0"
-        for seconds, line in lines(folder):
+        for seconds, line in output_lines(folder):
             require(
                 line != CUT,
                 "the output of the command",
@@ -131,7 +132,8 @@ class MetricReader:
         finite, lost = _with_numbers(line, like)
         matches = list(self.pattern.finditer(finite))
         if not any(match.start(group) in lost for match in matches):
-            matches, lost = list(self.pattern.finditer(line)), {}
+            matches = list(self.pattern.finditer(line))
+            lost = {}
         texts = list[tuple[float | None, str]]()
         for match in matches:
             _check_match(match, group, self.name)
@@ -207,7 +209,7 @@ def _check_match(match: re.Match[str], group: str | int, name: str) -> None:
             )
 
 
-def lines(folder: Path, log: str = LOG) -> Iterator[tuple[float, str]]:
+def output_lines(folder: Path, log: str = LOG) -> Iterator[tuple[float, str]]:
     with (folder / log).open(encoding="utf-8", errors="replace") as file:
         for line in file:
             seconds, _, text = line.rstrip("\n").partition("\t")

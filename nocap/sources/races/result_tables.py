@@ -11,7 +11,7 @@ from nocap.judge.races import RaceResult
 from nocap.metrics import METRICS, Metric, Scale
 from nocap.report.figures_in_words import measured, values
 from nocap.report.table import Column, Table, TableCell, as_drawn
-from nocap.sources.race import Race, RaceOutcome
+from nocap.sources.races.race import Race, RaceOutcome
 
 START_UP = "The wall-clock time includes the start of the program."
 TEXT_COLUMNS = ("arm", "seed", "session")  # columns of the table of runs that hold no number

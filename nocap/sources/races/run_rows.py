@@ -11,7 +11,7 @@ from pathlib import Path
 from nocap.judge.claim import TO_TARGET
 from nocap.judge.time_to_target import TargetCrossing, target_crossing
 from nocap.metrics import Better, Metric
-from nocap.sources.command_output import MetricReader, result
+from nocap.sources.races.command_output import MetricReader, result
 from nocap.store.measurement import Ending, Measurement
 
 NOT_REACHED = "the run never reached the target"

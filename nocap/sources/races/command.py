@@ -1,8 +1,8 @@
 """Anybody's training command, run once: what it prints, how long it takes, and how much memory its
 processes use.
 
-A run lies in a folder that its content names: the command's words, the files that it runs, the
-environment and the seed. `output.log` has a line of output a line, each with the seconds since the
+A run lies in a folder that a digest names: of the command's words, the files that it runs and the
+environment; and the seed. `output.log` has a line of output a line, each with the seconds since the
 start; `result.json` is there once the command has ended well. Metrics are read from these, so that
 another pattern runs nothing again.
 """
@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from glob import glob, has_magic
 from pathlib import Path
 from typing import IO
@@ -30,8 +30,8 @@ from nocap.config.errors import FailedError
 from nocap.config.keys import require
 from nocap.config.outgoing_text import redact, visible
 from nocap.metrics import METRICS
-from nocap.sources.command_output import CUT, LOG, LOG_BYTES, RESULT, copy_path, lines
 from nocap.sources.log_reading import COLOUR
+from nocap.sources.races.command_output import CUT, LOG, LOG_BYTES, RESULT, copy_path, output_lines
 from nocap.store.record_files import write_json
 from nocap.store.times import now
 
@@ -43,7 +43,7 @@ COSTS = [name for name, metric in METRICS.items() if metric.made_by == "command"
 
 
 def duration_s(text: str, key: str) -> float:
-    """Seconds of 30s, 10m, 2h.
+    """Return the seconds of 30s, 10m or 2h.
 
     Errors:
         ValueError: no such time.
@@ -61,7 +61,7 @@ class Command:
     name: str
     words: tuple[str, ...]
     cwd: Path
-    content: str  # a digest of what it runs: words, files, environment
+    digest: str  # of what it runs: words, files, environment
     files: str = ""  # a digest of those files that are its program, where others may edit them
     top: Path | None = None  # of its worktree
 
@@ -71,6 +71,20 @@ class Command:
 
     def with_seed(self, seed: int) -> list[str]:
         return [word.replace("{seed}", str(seed)) for word in self.words]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunSettings:
+    """How each run of a race is begun, watched and ended."""
+
+    timeout_s: float
+    # files that it writes and that metrics are read from; a person's own of such a name are there
+    # again afterwards
+    keep: Sequence[str] = ()
+    alone: bool = True  # nothing else runs beside it, else its times are not kept
+    stop: threading.Event = field(default_factory=threading.Event)  # ends it from another thread
+    # words of a command that runs before it, where it runs, and counts in no time and no memory
+    prepare: Sequence[str] = ()
 
 
 @contextmanager
@@ -90,25 +104,17 @@ def run(
     command: Command,
     seed: int,
     folder: Path,
-    *,
-    timeout_s: float,
-    keep: Sequence[str] = (),
+    settings: RunSettings,
     env: Mapping[str, str] | None = None,
-    alone: bool = True,
-    stop: threading.Event | None = None,
-    prepare: Sequence[str] = (),
 ) -> None:
-    """Run it to its end. `prepare`: the words of a command that runs before it, where it runs, and
-    counts in no time and no memory. `keep`: files that it writes and that metrics are read from;
-    somebody's own of such a name are there again afterwards. `alone`: nothing else runs beside it,
-    else its times are not kept. `stop`: ends it from another thread.
+    """Run it to its end, with `env` beside the environment of this process.
 
     Errors:
         FailedError: it did not end well, or its output cannot be written; the output stays.
     """
     files = dict[Path, Path]()  # that it writes → where its copy is kept
     globs = dict[str, Path]()
-    for name in keep:
+    for name in settings.keep:
         path = command.cwd / name.replace("{seed}", str(seed))
         if has_magic(str(path)):
             globs[str(path)] = copy_path(folder, name)
@@ -117,36 +123,34 @@ def run(
     _put_back(files, folder)  # a run that was cut off left it
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    if prepare:
-        words = tuple(word.replace("{arm}", command.name) for word in prepare)
+    if settings.prepare:
+        words = tuple(word.replace("{arm}", command.name) for word in settings.prepare)
         before = replace(command, words=words)
-        _prepare(before, seed, folder / PREPARED, timeout_s=timeout_s, env=env or {}, stop=stop)
+        _prepare(before, seed, folder / PREPARED, settings, env or {})
     stamps = _stamps(globs)
-    began, started, cpu_s = time.monotonic(), now(), _children_s()
+    began = time.monotonic()
+    started = now()
+    cpu_s = _children_s()
     with _fresh_files(files, folder):
-        code, peak = _run_to_end(
-            command, seed, folder / LOG, timeout_s=timeout_s, env=env or {}, stop=stop
-        )
+        code, peak = _run_to_end(command, seed, folder / LOG, settings, env or {})
         wall_s = time.monotonic() - began
     if code != 0:
-        raise FailedError(
-            _why(code, folder / LOG, is_late=wall_s >= timeout_s, timeout_s=timeout_s)
-        )
+        raise FailedError(_why(code, folder / LOG, wall_s, settings.timeout_s))
     for pattern, copy in globs.items():
         _keep_last(pattern, copy, stamps)
-    times = {"wall_s": wall_s, "cpu_s": _children_s() - cpu_s} if alone else {}
-    content = {"arm": command.name, "content": command.content, "seed": seed, "started": started}
-    write_json(folder / RESULT, {**content, **times, "peak_mib": peak / 2**20})
+    times = dict[str, float]()
+    if settings.alone:
+        times = {"wall_s": wall_s, "cpu_s": _children_s() - cpu_s}
+    facts = {"arm": command.name, "content": command.digest, "seed": seed, "started": started}
+    write_json(folder / RESULT, {**facts, **times, "peak_mib": peak / 2**20})
 
 
 def _prepare(
     command: Command,
     seed: int,
     log: Path,
-    *,
-    timeout_s: float,
+    settings: RunSettings,
     env: Mapping[str, str],
-    stop: threading.Event | None,
 ) -> None:
     """Run what comes before a run.
 
@@ -154,20 +158,18 @@ def _prepare(
         FailedError: it did not end well.
     """
     began = time.monotonic()
-    code, _ = _run_to_end(command, seed, log, timeout_s=timeout_s, env=env, stop=stop)
-    is_late = time.monotonic() - began >= timeout_s
+    code, _ = _run_to_end(command, seed, log, settings, env)
+    spent_s = time.monotonic() - began
     if code != 0:
-        raise FailedError(f"--prepare: {_why(code, log, is_late=is_late, timeout_s=timeout_s)}")
+        raise FailedError(f"--prepare: {_why(code, log, spent_s, settings.timeout_s)}")
 
 
-def _why(code: int, log: Path, *, is_late: bool, timeout_s: float) -> str:
+def _why(code: int, log: Path, spent_s: float, timeout_s: float) -> str:
     """Say why a command did not end well, with the last lines of its output."""
-    ended = (
-        f"the command did not end within {timeout_s:g} s (--timeout)"
-        if is_late
-        else f"exit code {code}"
-    )
-    last = [text for _, text in lines(log.parent, log.name)][-TAIL:]
+    ended = f"exit code {code}"
+    if spent_s >= timeout_s:
+        ended = f"the command did not end within {timeout_s:g} s (--timeout)"
+    last = [text for _, text in output_lines(log.parent, log.name)][-TAIL:]
     return "\n".join([f"{ended}; see {log}", *(f"  {line}" for line in last)])
 
 
@@ -219,15 +221,13 @@ def _run_to_end(
     command: Command,
     seed: int,
     path: Path,
-    *,
-    timeout_s: float,
+    settings: RunSettings,
     env: Mapping[str, str],
-    stop: threading.Event | None,
 ) -> tuple[int, int]:
     """Start it and copy what it prints to its end, or until it is stopped: its exit code, and the
     most bytes that its processes had."""
     broken = list[OSError]()
-    until = time.monotonic() + timeout_s
+    until = time.monotonic() + settings.timeout_s
     with path.open("wb", buffering=0) as log:
         process = subprocess.Popen(
             [*_tied(), *command.with_seed(seed)],
@@ -248,7 +248,7 @@ def _run_to_end(
         try:
             reader.start()
             peak = _watch(
-                process, until=until, halted=lambda: bool(broken or (stop and stop.is_set()))
+                process, until=until, halted=lambda: bool(broken) or settings.stop.is_set()
             )
         finally:
             _end(process)
@@ -271,7 +271,7 @@ def _tied() -> list[str]:
 
 
 def _children_s() -> float:
-    """CPU seconds of all processes that were waited for."""
+    """Return the CPU seconds of all processes that were waited for."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -297,7 +297,8 @@ def _copy(source: IO[str], log: IO[bytes], began: float, broken: list[OSError]) 
 def _watch(process: subprocess.Popen[str], *, until: float, halted: Callable[[], bool]) -> int:
     """Return the most bytes that its processes had together, until it ends, its time is over, or it
     is halted."""
-    peak, tree = 0, psutil.Process(process.pid)
+    peak = 0
+    tree = psutil.Process(process.pid)
     while process.poll() is None and time.monotonic() < until and not halted():
         used = 0
         for each in _tree(tree):

@@ -10,19 +10,18 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 from nocap.config.errors import FailedError
 from nocap.config.keys import require
-from nocap.sources.command import Command, run
-from nocap.sources.command_program import (
+from nocap.sources.races.command import Command, RunSettings, run
+from nocap.sources.races.command_program import (
     check_program,
     environment_of,
     files_named,
     packages_of,
     program_of,
 )
-from nocap.sources.repository import (
+from nocap.sources.races.repository import (
     HERE,
     Stamp,
     commit_of,
@@ -43,7 +42,7 @@ from nocap.sources.repository import (
 from nocap.store import lease
 from nocap.store.record_files import digest
 
-Begin = Callable[..., None]  # runs an arm with a seed in a folder, `how` as for `run`
+Begin = Callable[[Command, int, Path], None]  # runs an arm with a seed in a folder
 
 
 # --- commands -------------------------------------------------------------------------------------
@@ -51,11 +50,12 @@ Begin = Callable[..., None]  # runs an arm with a seed in a folder, `how` as for
 
 def of_commands(
     commands: Sequence[tuple[str, Sequence[str]]],
+    settings: RunSettings,
     *,
     locked: Sequence[str] = (),
     apart: Sequence[Path] = (),
 ) -> tuple[list[Command], Begin]:
-    """Arms from (name, words), and what runs one. What they run is their program, in a git
+    """Return arms from (name, words), and what runs one. What they run is their program, in a git
     repository all of the working tree but for what lies `apart`, elsewhere the files that they
     name.
 
@@ -86,25 +86,34 @@ def of_commands(
         if top is None:  # else the tree has them, but for what git ignores
             files = [path for path in files_named(words, here) if path.resolve() not in outputs]
             data = [digest(path.read_bytes().hex()) for path in files]
-        content = digest(
-            [list(words), tree, data, program, equal, environment_of(words, packages), twins]
-        )
+        software = environment_of(words, packages)
         arms.append(
-            Command(name=name, words=tuple(words), cwd=here, content=content, files=program)
+            Command(
+                name=name,
+                words=tuple(words),
+                cwd=here,
+                digest=digest([list(words), tree, data, program, equal, software, twins]),
+                files=program,
+            )
         )
-    return arms, partial(_begin_here, top or here, stamps)
+    return arms, partial(_begin_here, settings, top or here, stamps)
 
 
 def _begin_here(
-    top: Path, stamps: Mapping[str, Stamp], arm: Command, seed: int, folder: Path, **how: Any
+    settings: RunSettings,
+    top: Path,
+    stamps: Mapping[str, Stamp],
+    arm: Command,
+    seed: int,
+    folder: Path,
 ) -> None:
-    """Run one, `how` as for `run`, and refuse an edit of its program or of the repository
+    """Run one, and refuse an edit of its program or of the repository
     meanwhile. `stamps`: of those that git knows, before the first run.
 
     Errors:
         FailedError: somebody did.
     """
-    run(arm, seed, folder, **how)
+    run(arm, seed, folder, settings)
     now = stamps_of(stamps, top)
     changed = [path for path, stamp in stamps.items() if now.get(path) != stamp]
     if changed or program_of(arm.words, arm.cwd) != arm.files:
@@ -124,7 +133,7 @@ def prepared(arms: Sequence[Command], words: Sequence[str]) -> list[Command]:
     """
     for arm in arms:
         check_program("--prepare", words, arm.cwd)
-    return [replace(arm, content=digest([arm.content, list(words)])) for arm in arms]
+    return [replace(arm, digest=digest([arm.digest, list(words)])) for arm in arms]
 
 
 # --- versions of a repository ---------------------------------------------------------------------
@@ -132,6 +141,7 @@ def prepared(arms: Sequence[Command], words: Sequence[str]) -> list[Command]:
 
 def of_refs(
     commands: Sequence[tuple[str, Sequence[str]]],
+    settings: RunSettings,
     *,
     locked: Sequence[str],
     links: Sequence[str],
@@ -140,14 +150,14 @@ def of_refs(
     undo: ExitStack,
     say: Callable[[str], None],
 ) -> tuple[list[Command], Begin]:
-    """Arms from (ref, words), each in a worktree below `folder` until `undo` ends, and what runs
-    one. What is named twice is raced against itself. What lies `apart` is no part of the working
-    tree.
+    """Return arms from (ref, words), and what runs one. Each arm has a worktree below `folder`
+    until `undo` ends. What is named twice is raced against itself. What lies `apart` is no part of
+    the working tree.
 
     Errors:
         ValueError: no repository, no such ref, arms that are the same, a locked pattern that
-            matches nothing or files that differ; HeldError: another race has one of these
-                worktrees.
+            matches nothing or files that differ.
+        HeldError: another race has one of these worktrees.
     """
     here = Path.cwd()
     top = repository(here)
@@ -182,11 +192,17 @@ def of_refs(
         is_named = ref in [other for other, _ in earlier]
         name = f"{ref}#{i}" if is_named else ref
         check_program(f"arm {name}", words, cwd)
-        content = digest([list(words), trees[ref], equal, environment_of(words, packages), twin])
+        software = environment_of(words, packages)
         arms.append(
-            Command(name=name, words=tuple(words), cwd=cwd, content=content, top=tree_folder)
+            Command(
+                name=name,
+                words=tuple(words),
+                cwd=cwd,
+                digest=digest([list(words), trees[ref], equal, software, twin]),
+                top=tree_folder,
+            )
         )
-    return arms, partial(_begin_version, top, links, stamps_of(links, top))
+    return arms, partial(_begin_version, settings, top, links, stamps_of(links, top))
 
 
 def _check_differ(commands: Sequence[tuple[str, Sequence[str]]], trees: Mapping[str, str]) -> None:
@@ -200,15 +216,15 @@ def _check_differ(commands: Sequence[tuple[str, Sequence[str]]], trees: Mapping[
 
 
 def _begin_version(
+    settings: RunSettings,
     top: Path,
     links: Sequence[str],
     stamps: Mapping[str, Stamp],
     arm: Command,
     seed: int,
     folder: Path,
-    **how: Any,
 ) -> None:
-    """Run one, `how` as for `run`, and end the race where it was no run of its own version.
+    """Run one, and end the race where it was no run of its own version.
     `stamps`: of what is linked in, before the first run.
 
     Errors:
@@ -216,14 +232,14 @@ def _begin_version(
             in.
     """
     report = folder.with_suffix(".loaded").absolute()
-    paths = [str(Path(__file__).parent / "loaded"), os.environ.get("PYTHONPATH", "")]
+    paths = [str(Path(__file__).parent / "loaded_files_report"), os.environ.get("PYTHONPATH", "")]
     own = {
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         "NOCAP_TOP": str(top),
         "NOCAP_TREE": str(arm.top),
         "NOCAP_LOADED": str(report),
     }
-    run(arm, seed, folder, env=own, **how)
+    run(arm, seed, folder, settings, env=own)
     known = files_of("HEAD", top)
     loaded = report.read_text().splitlines() if report.exists() else []
     report.unlink(missing_ok=True)

@@ -11,8 +11,8 @@ from nocap.judge.comparison_json import interval_json
 from nocap.judge.comparison_schema import to_json
 from nocap.judge.interval import analyses
 from nocap.judge.races import RacedArm, RaceResult
-from nocap.sources.command_output import result
-from nocap.sources.race import Race, RaceOutcome
+from nocap.sources.races.command_output import result
+from nocap.sources.races.race import Race, RaceOutcome
 from nocap.store.measurement import Measurement
 
 

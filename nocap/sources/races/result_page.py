@@ -20,10 +20,10 @@ from nocap.report import forest, html_page, svg_chart
 from nocap.report.arm_styles import HUES
 from nocap.report.figures_in_words import measured
 from nocap.report.provenance import Fact
-from nocap.sources.command import Command
-from nocap.sources.race import Race, RaceOutcome
-from nocap.sources.race_json import more_pairs, run_objects
-from nocap.sources.race_tables import every_run, gain_cell, tables
+from nocap.sources.races.command import Command
+from nocap.sources.races.race import Race, RaceOutcome
+from nocap.sources.races.result_json import more_pairs, run_objects
+from nocap.sources.races.result_tables import every_run, gain_cell, tables
 
 SAID_COSTS = ("wall_s", "peak_mib")  # of which a heading says the means
 

@@ -21,7 +21,8 @@ HERE = "."  # the working tree with its uncommitted changes
 
 
 def git(*words: str, at: Path, env: Mapping[str, str] | None = None) -> str:
-    """
+    """Return what git prints.
+
     Errors:
         ValueError: git says no.
     """
@@ -157,9 +158,12 @@ def _excluding(apart: Sequence[Path], top: Path) -> list[str]:
 
 
 def files_of(tree: str, top: Path, *, env: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Path → the hash of its content."""
-    rows = git("ls-tree", "-r", "-z", tree, at=top, env=env).split("\0")
-    return {path: head.split()[2] for row in rows if row for head, _, path in [row.partition("\t")]}
+    """Return the files of a tree: path → the hash of what is in it."""
+    files: dict[str, str] = {}
+    for row in filter(None, git("ls-tree", "-r", "-z", tree, at=top, env=env).split("\0")):
+        head, _, path = row.partition("\t")
+        files[path] = head.split()[2]
+    return files
 
 
 def is_dirty(top: Path, apart: Sequence[Path] = ()) -> bool:
@@ -227,27 +231,29 @@ def digest_of_linked(paths: Sequence[str], top: Path) -> str:
     for path in paths:
         source = top / path
         require(source.exists(), "--link", f"be a file or folder of {top}", path)
-        for file in sorted(source.rglob("*")) if source.is_dir() else [source]:
-            if file.is_file():
-                with file.open("rb") as content:
-                    hashes[str(file.relative_to(top))] = hashlib.file_digest(
-                        content, "sha256"
-                    ).hexdigest()
+        for file in _files_at(source):
+            with file.open("rb") as opened:
+                sha256 = hashlib.file_digest(opened, "sha256")
+            hashes[str(file.relative_to(top))] = sha256.hexdigest()
     return digest(hashes)
 
 
 def stamps_of(paths: Iterable[str], top: Path) -> dict[str, Stamp]:
     """Stamp each file that is there: a file that is written between two runs changes what the next
     one reads."""
-    files = [
-        file
-        for path in paths
-        for file in ((top / path).rglob("*") if (top / path).is_dir() else [top / path])
-        if file.is_file()
-    ]
-    return {
-        str(file.relative_to(top)): (file.stat().st_size, file.stat().st_mtime_ns) for file in files
-    }
+    stamps: dict[str, Stamp] = {}
+    for path in paths:
+        for file in _files_at(top / path):
+            stat = file.stat()
+            stamps[str(file.relative_to(top))] = (stat.st_size, stat.st_mtime_ns)
+    return stamps
+
+
+def _files_at(path: Path) -> list[Path]:
+    """List a file, or all files below a folder."""
+    if path.is_dir():
+        return sorted(filter(Path.is_file, path.rglob("*")))
+    return [path] if path.is_file() else []
 
 
 def link_in(paths: Sequence[str], top: Path, tree: Path) -> None:
