@@ -79,7 +79,7 @@ def _bench(options: argparse.Namespace) -> int:
     seconds = options.seconds
     if seconds is None:
         seconds = SECONDS
-    require(0 < seconds < math.inf, "--seconds", "be above 0", seconds)
+    require(0 < seconds < math.inf, "--seconds", "be a finite number above 0", seconds)
     if options.seconds is not None and options.rounds is not None:
         raise ValueError("--seconds does not work with --rounds: use one of them to end the bench")
     rounds = options.rounds

@@ -121,7 +121,7 @@ def answering(
         with redirect_stdout(sys.stderr):
             yield lambda content: print(_line(content), end="", file=out, flush=True)
         return
-    rule = "be a file; if an override follows --json, type --json - for stdout"
+    rule = "be followed by a file, or by - for stdout, before an override"
     require(path is None or "=" not in path.name, "--json", rule, path)
     check_writable("--json", path)
     answers = list[Mapping[str, Any]]()

@@ -404,7 +404,7 @@ def _login() -> str:
     try:
         return str(wandb.Api().default_entity)
     except Exception as error:  # a key that is none, no network
-        raise OSError(f"W&B: this login has no account: {line_of(error)}") from error
+        raise OSError(f"W&B: cannot get the account of this login: {line_of(error)}") from error
 
 
 if __name__ == "__main__":

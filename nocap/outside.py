@@ -135,7 +135,7 @@ def option(group: str, place: str, plain: Any) -> type[Option]:
         return found
     rule = (
         f"be one of {', '.join(options(group))}, or an option in --config-dir "
-        "(--allow-code takes the copy in the record)"
+        "(--allow-code uses the copy of the option in the run's folder)"
     )
     unread = ", ".join(str(path) for path in _sources(group) if _kinds_in(path) is None)
     if unread:
@@ -301,7 +301,7 @@ def _only(paths: Iterable[Path], choice: str) -> Path | None:
     first, *others = existing
     for path in others:
         raise InputError(
-            f"{path} must have another name: {first} is {choice} already, got {path.name}"
+            f"{path} must have another name: {first} already defines {choice}, got {path.name}"
         )
     return first
 
@@ -315,11 +315,11 @@ def _load(group: str, name: str) -> None:
     """
     path = path_of(f"{__name__}.{group}.{name}")
     assert path is not None, "one of `_sources`"
-    rule = "be named as a Python module is, in letters, digits and _"
+    rule = "have a name of letters, digits and _ that does not begin with a digit"
     require(name.isidentifier(), str(path), rule, path.name)
     own = _options_in(_imported(f"{__name__}.{group}.{name}", path), group)
     known = options(group)
-    no_option = f"no dataclass of {interface(group).__name__}"
+    no_option = f"no dataclass that extends {interface(group).__name__}"
     require(bool(own), str(path), "define an option", no_option)
     for cls in own:
         named = f"{path}: {cls.__name__}"
@@ -331,7 +331,7 @@ def _load(group: str, name: str) -> None:
             "a class whose keys nocap cannot see",
         )
         kind: Any = cls.__dataclass_fields__["kind"].default
-        rule = f"have a kind of its own, as in kind: str = {name!r}"
+        rule = f"set kind to a name that no other option has, as in kind: str = {name!r}"
         require(known.get(kind) is cls, named, rule, repr(kind))
 
 

@@ -53,7 +53,7 @@ def _plot(options: argparse.Namespace) -> int:
     if after is None:
         after = _parting(points) if len(points) > 1 else 0
     curves = list(_curves(runs, points, after))
-    rule = "be a number in the rows of these runs"
+    rule = "be the name of a number that these runs logged"
     if after:
         rule += f" after step {after}"
     require(bool(curves), "--y", rule, options.y)
@@ -80,7 +80,7 @@ def _draw(curves: Sequence[DrawnCurve], options: argparse.Namespace, after: int)
         with writing("--png", options.png) as path:
             write_file(path, _png(curves, x=x, y=options.y, log=options.log))
         return
-    rule = f"be at most {len(MARKS)} arms in a terminal (--png takes more)"
+    rule = f"be runs of at most {len(MARKS)} arms in a terminal (--png draws more)"
     require(len(curves) <= len(MARKS), "RUN", rule, len(curves))
     print(drawn(curves, x=x, y=options.y, log=options.log))
 
@@ -196,8 +196,8 @@ def _png(curves: Sequence[DrawnCurve], *, x: str, y: str, log: str) -> bytes:
         import matplotlib
     except ModuleNotFoundError:
         raise ValueError(
-            "--png needs matplotlib: pip install 'matplotlib>=3.9'; without --png, the terminal "
-            "shows it"
+            "--png needs matplotlib: pip install 'matplotlib>=3.9'; without --png, nocap draws "
+            "in the terminal"
         ) from None
     matplotlib.use("agg")
     from matplotlib import pyplot

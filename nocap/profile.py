@@ -191,7 +191,7 @@ def _compare(files: Sequence[Path], options: argparse.Namespace) -> int:
     from nocap.measure.profile_difference_table import render_differences
 
     rule = "be two files to compare, or key=value overrides"
-    require(len(files) == 2, "profiles", rule, ", ".join(map(str, files)))
+    require(len(files) == 2, "the arguments", rule, ", ".join(map(str, files)))
     words = [word for word in options.overrides if _is_override(word)]
     if words:
         raise ValueError(f"{words[0]} does not work with two profiles")

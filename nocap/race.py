@@ -266,7 +266,7 @@ def _check(options: argparse.Namespace, words: Sequence[str]) -> None:
     _check_numbers(options)
     if options.arm:
         if options.ref:
-            raise ValueError(f"{EITHER}; the two do not work together")
+            raise ValueError(f"{EITHER}; --arm and --ref do not work together")
         _check_commands(options, words)
     else:
         if not options.ref:
@@ -290,11 +290,11 @@ def _check_numbers(options: argparse.Namespace) -> None:
     require(jobs >= 1, "--jobs", "be at least 1", jobs)
     is_finite = options.target is None or math.isfinite(options.target)
     require(is_finite, "--target", "be a finite number", options.target)
-    rule = "be 1 with --sessions, because runs at once share the machine"
+    rule = "be 1 with --sessions, because parallel runs share the machine"
     require(jobs == 1 or sessions == 1, "--jobs", rule, jobs)
     if options.apart is not None and sessions == 1:
         raise ValueError("--apart works only with two or more --sessions")
-    rule = "be 1 with --file, because runs at once would write the same file"
+    rule = "be 1 with --file, because parallel runs would write the same file"
     require(jobs == 1 or not options.file, "--jobs", rule, jobs)
     is_folder = bool(options.file) and Path(options.file).is_dir()
     require(not is_folder, "--file", "be a file, and no folder", options.file)
@@ -377,12 +377,12 @@ def _readers(options: argparse.Namespace) -> tuple[list[MetricReader], list[Guar
     require(
         len({*names}) == len(names),
         "--metric",
-        "have different names, also in guards",
+        "have a name that no other --metric or --guard has",
         ", ".join(names),
     )
     has_step = bool(options.file) or "step" in readers[0].pattern.groupindex
     if options.target is not None and not has_step:
-        raise ValueError(f"--target needs a metric with a group step, got {readers[0].what}")
+        raise ValueError(f"--target needs a metric with a group named step, got {readers[0].what}")
     return readers, guards
 
 

@@ -532,7 +532,7 @@ REFUSED = {
         ("experiment=recipe_cpu ideas=[]", "ideas.ngrams", "ideas=[ngrams]", "1.26"),
         # data that is missing, small or damaged; folders that cannot be written
         ("trainer.val_tokens=102400", "trainer.val_tokens must be at most", "got 102400"),
-        ("data.train_tokens=100", "data must hold at least", "129 tokens", "got 100"),
+        ("data.train_tokens=100", "data must have a shard of at least", "129 tokens", "got 100"),
         ("data=text data.path=missing.txt", "data.path", "missing.txt"),
         ("data=text data.path=empty", "data.path", "empty"),
         (SHARDS + "none_*.bin", "data.train must match at least one shard", "none_*.bin"),
@@ -574,9 +574,9 @@ REFUSED = {
     "train --multirun": [
         ("seed=0,1 trainer.stepz=1,2", "trainer.stepz"),  # before the first cell
         ("seed=0,1 output_dir=file/below", "output_dir", "file/below"),
-        ("seed=range(0,1000000000)", "seed must make at most 10,000 cells"),
-        ("seed=shuffle(range(0,1000000000))", "seed must make at most 10,000 cells"),
-        ("optimizer.lr=range(0,1,1e-300)", "at most 10,000 cells"),
+        ("seed=range(0,1000000000)", "seed must have at most 10,000 values"),
+        ("seed=shuffle(range(0,1000000000))", "seed must have at most 10,000 values"),
+        ("optimizer.lr=range(0,1,1e-300)", "at most 10,000 values"),
         ("optimizer.lr=range(0,1e400)", "be a range of numbers"),
         ("seed=range(0,200) trainer.steps=range(1,200)", "at most 10,000 cells"),
         ("seed=range(0,5,0)", "with a step"),
@@ -588,15 +588,15 @@ REFUSED = {
         ),
         (
             "seed=0 hydra.launcher._target_=os.system",
-            "hydra.launcher._target_ must be set in the same command as its",
+            "hydra.launcher._target_ must be set in a command that also chooses",
         ),
         (
             "seed=0 hydra.launcher.jobs=2",
-            "hydra.launcher.jobs must be set in the same command as its launcher,",
+            "hydra.launcher.jobs must be set in a command that also chooses a launcher,",
         ),
         (
             "seed=0 hydra/launcher=pool ++hydra.launcher._target_=os.system",
-            "nocap runs none of Hydra's",
+            "nocap uses no other Hydra launcher",
         ),
         (f"seed=0 hydra/launcher=pool ++hydra.launcher.jobs={CALLED}",),
         (f"seed=0 ++hydra.launcher.x={CALLED}",),

@@ -141,7 +141,7 @@ def test_a_loss_that_the_log_has_not_is_refused(tmp_path: Path):
     row["value"] += 1e-9  # no word and no figure that is shown changes
     results.write_text(json.dumps(content))
     with pytest.raises(
-        ValueError, match=r"claim A16.qk must have a loss that the study's log states "
+        ValueError, match=r"claim A16.qk must have one of the losses in the study's log "
     ):
         read_board(tmp_path).files()
 
@@ -826,12 +826,12 @@ WRONG_FILES = [
     (
         "not_built.yaml",
         "- {id: Z, statement: x, expected: y}",
-        r"\S+: claim Z must have either answer or why",
+        r"\S+: claim Z must have either the key answer or the key why",
     ),
     (
         "not_built.yaml",
         "- {id: Z, statement: x, expected: y, why: a, answer: b}",
-        r"\S+: claim Z must have either answer or why, got answer and why$",
+        r"\S+: claim Z must have either the key answer or the key why, got answer and why$",
     ),
     ("not_built.yaml", "- {id: Z, statement: x, why: a}", r"\S+not_built.yaml: \[0\].expected"),
 ]

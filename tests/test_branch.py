@@ -186,7 +186,7 @@ def test_what_cannot_be_a_trunk_is_refused(tmp_path: Path, trunk: Path) -> None:
         f"or RUN@80, got {at(missing)}": (begins(missing),),
         f"{at(damaged) / 'manifest.json'} must hold a JSON object": (begins(damaged),),
         f"be a complete checkpoint, got {at(state)}": (begins(state),),
-        "be in the folder of its run, with manifest.json and config.yaml": (f"{key}{alone}",),
+        "be inside the folder of a run that has manifest.json and config.yaml": (f"{key}{alone}",),
         "be from a step before trainer.steps=12, got step 16": (
             f"{key}{at(trunk).with_name('step-00000016')}",
         ),
@@ -204,13 +204,14 @@ def test_what_cannot_be_a_trunk_is_refused(tmp_path: Path, trunk: Path) -> None:
             "schedule.warmup_steps=3",
         ),
         "be from a run with the same data (": (begins(other),),
-        "learning rates up to step 8, where this run begins (0.833333 of the peak at step 7), "
+        "up to step 8, where this run begins (this run: 0.833333 of the peak at step 7), "
         "got 1 in": (
             begins(trunk),
             "schedule.decay_steps=6",
         ),
-        "learning rates up to step 8, where this run begins (1 of the peak at step 7), got 0.9 "
-        "in": (begins(inside),),
+        "up to step 8, where this run begins (this run: 1 of the peak at step 7), got 0.9 in": (
+            begins(inside),
+        ),
         "must name one run; last": (f"{key}last@8",),
         "must name a run: nano must be a run": (f"{key}nano@8",),
         "/@8": (f"{key}@8",),

@@ -523,8 +523,8 @@ def attentions(
         (("flash", "mha"), ""),  # the kernel is all that differs
         (
             ("mha", "gqa"),
-            "gqa: its kernel differs from the baseline's (fused, not materialized); the control "
-            "is mha with "
+            "gqa: its kernel differs from the baseline's (fused, not materialized); "
+            "a baseline with the same kernel is mha with "
             "attention.kernel=fused: no arm here has this setting",
         ),
     ],
@@ -962,7 +962,7 @@ def test_what_cannot_be_compared_is_refused(tmp_path, capsys, monkeypatch):
         ),
         (["whole", "--baseline", "flash"], "--baseline must name one of the arms"),  # both
         (["whole", "--allow", "luck"], "--allow must be one of"),
-        (["whole", "--target", "nan"], "--target must be a loss above 0, got nan"),
+        (["whole", "--target", "nan"], "--target must be a finite loss above 0, got nan"),
         (["whole", "--json", "multirun.yaml/x.json"], "--json must be a file that can be written"),
         (["whole", "--html", "-"], "--html must be a file, not -"),
         (["whole", "--csv", "-"], "--csv must be a file, not -"),

@@ -207,7 +207,7 @@ def test_a_text_again_behind_another_beginning_is_refused(text):
 @pytest.mark.parametrize("line", ["the same line, a few words long\n", "some of it again, "])
 def test_a_text_that_repeats_itself_is_refused(text, line):
     with pytest.raises(
-        ValueError, match=r"not in training, got 100% of its passages of 64 tokens in both"
+        ValueError, match=r"not in training, got 100% of its validation passages of 64 tokens"
     ):
         text({"log.txt": line * (100_000 // len(line))})
 
@@ -822,7 +822,7 @@ BAD_HEADERLESS_FILES = [
     (
         b"\1\0\0\0" * 9,
         "uint16",
-        "data.dtype must be uint32, because every second token is 0 as uint16, got uint16",
+        "data.dtype must be uint32, because with uint16 every second token is 0, got uint16",
     ),
     (b"\1\0" * 8, "uint32", "below 257, the tokenizer's vocabulary, got 65537 at token 0"),
     (b"\1\0" * 600, "null", "needs data.dtype=uint16 or uint32"),
@@ -893,7 +893,7 @@ def test_a_made_set_leads_nowhere_else(cache, capsys, tmp_path, way_out):
     (manifest.parent / "link.bin").symlink_to(tmp_path / "secret.bin")
     link = json.dumps(way_out)
     manifest.write_text(manifest.read_text().replace(f'"{shard.name}"', link))
-    assert f"{manifest}: must be the manifest of a made set" in refused(["verify", *TINY], capsys)
+    assert f"{manifest}: must be a manifest of prepared data" in refused(["verify", *TINY], capsys)
 
 
 @pytest.mark.parametrize(

@@ -262,7 +262,7 @@ FALSE = "data.document_mask must be false with"
         ),
         (f"data=synthetic {MASK}", f"{FALSE} data.kind=synthetic, which does not declare"),
         (f"data=synthetic {RESTART}", "position.restart must be false with data.kind=synthetic"),
-        (f"ideas=[smear] {MASK}", f"{FALSE} ideas.smear, which does not take each token by itself"),
+        (f"ideas=[smear] {MASK}", f"{FALSE} ideas.smear, which may mix tokens (its PER_TOKEN is"),
         (f"ideas=[bigram] {MASK}", f"{FALSE} ideas.bigram,"),
         (f"ideas=[x0,ngrams] {MASK}", f"{FALSE} ideas.ngrams,"),
         (f"ideas=[partial_key_offset] {MASK}", f"{FALSE} ideas.partial_key_offset,"),
@@ -278,7 +278,7 @@ FALSE = "data.document_mask must be false with"
         ),
         (
             f"{MASK} attention.kernel=flex",
-            "be one that trains on the CPU (materialized, fused, flash; blocks for a window)",
+            "be a kernel for the CPU: materialized, fused, flash, or (with a window) blocks",
         ),
         (
             "attention.kernel=blocks trainer.device=cuda",
@@ -339,7 +339,7 @@ def test_shards_in_which_no_document_begins_are_refused(tmp_path: Path) -> None:
     write_shard(tmp_path / "val.bin", tokens[::-1])
     shards = (f"data.train={tmp_path / 'train.bin'}", f"data.val={tmp_path / 'val.bin'}")
     words = ("data=shards", "tokenizer=bytes", *shards, f"output_dir={tmp_path}")
-    rule = "data.document_mask must be false where the training data hold no 256, with which"
+    rule = "data.document_mask must be false where the training data lack token 256, which"
     with pytest.raises(ValueError, match=rule):
         plan(run_of(*words, MASK), choices={})
     tokens[5_000] = START

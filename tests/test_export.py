@@ -142,7 +142,7 @@ def test_what_is_no_export_is_refused(undisturbed: Undisturbed, tmp_path: Path) 
     cases = (
         ("got KeyError", {}, {}),
         ("kind must be one of", {}, about(attention={"kind": "os.system"})),
-        ("values must be plain", {}, about(output_dir="${oc.env:HOME}")),
+        ("values must hold no interpolation", {}, about(output_dir="${oc.env:HOME}")),
         ("embedding.weight", {key: words[:5]}, metadata),
         ("finite weights", {key: words * float("nan")}, metadata),
     )

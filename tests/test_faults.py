@@ -606,7 +606,7 @@ def test_17_data_changed_before_the_resume(
     refused = here(*shards)
     assert refused.code == 2
     assert refused.err.count("\n") == 1
-    assert f"data must be those that {run_dir} began with" in refused.err
+    assert f"data must be those of the run in {run_dir} (" in refused.err
     assert the_run(tmp_path / "out") == run_dir
     shard.write_bytes(sound)
     done = here(*shards)

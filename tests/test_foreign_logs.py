@@ -470,7 +470,7 @@ def test_names_that_differ_by_a_number_alone_are_refused_with_the_flag(tmp_path,
             "*, got {lr}",
         ),
         ("{arm}/{arm}", "--names must hold {arm} and {seed} at most once each, got {arm}"),
-        ("{arm}-{seed}/x", "--names must fit each path, as "),
+        ("{arm}-{seed}/x", "--names must fit every path, also "),
     ],
 )
 def test_a_template_that_does_not_fit_is_refused(tmp_path, capsys, template, said):
@@ -720,7 +720,7 @@ def test_an_empty_cell_where_a_loss_was_due_is_a_divergence(tmp_path, losses):
 @pytest.mark.parametrize(
     ("cut", "problem"),
     [
-        ("step,val_loss\n0,4\n50,3\n100,2.", "line 4 has no end"),
+        ("step,val_loss\n0,4\n50,3\n100,2.", "line 4 has no final newline"),
         ("step,val_loss\n0,4\n50,3\n100\n", "line 4 has 1 cells of 2"),
     ],
     ids=["without an end", "without its cells"],

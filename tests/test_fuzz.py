@@ -184,7 +184,7 @@ def test_results_of_another_form_are_refused_by_name(tmp_path):
     content = {"kind": "study", "schema_version": 1, "claims": [], "arms": 5}
     results.write_text(json.dumps(content))
     alone = refusal(lambda: study.main(["--board", str(tmp_path)]))
-    assert f"{results} must lie in the folder of its study, with study.yaml, got none" in alone
+    assert f"{results} must be in a folder that has a study.yaml, got none" in alone
     shutil.copy(REPO / "experiments" / "norms" / "study.yaml", results.parent)
     assert str(results) in refusal(lambda: study.main(["--board", str(tmp_path)]))
 
@@ -194,7 +194,7 @@ def test_a_finished_run_whose_rows_and_checkpoint_are_gone_is_refused_by_name(co
     (copied["done"] / "metrics.jsonl").write_text("")
     paths = copied["done"].glob("checkpoints/step-*/state.json")
     next(paths).write_text("{}")
-    line = "metrics.jsonl does not match its digest in summary.json; there is no valid"
+    line = "metrics.jsonl does not match its digest in summary.json; no valid"
     assert f"{copied['done'].name}: {line}" in refusal(lambda: train(*DONE))
 
 

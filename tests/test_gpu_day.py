@@ -236,8 +236,8 @@ def test_sessions_of_two_chips_are_refused(
     other = of_day("2026-12-01")
     other["hardware"]["name"] = "NVIDIA H100 80GB HBM3"
     assert refused(options, capsys, of_day("2026-11-27"), other) == (
-        "nocap: --sessions-from must have files of one name, got NVIDIA H200, NVIDIA H100 80GB "
-        "HBM3\n"
+        "nocap: --sessions-from must have files with the same hardware.name, got NVIDIA H200, "
+        "NVIDIA H100 80GB HBM3\n"
     )
 
 

@@ -184,7 +184,7 @@ def test_every_bad_cell_is_named(tmp_path):
     # two factors of which not each pair fits
     pairs = [f"optimizer=schedule_free schedule={name}" for name in ("constant", "cosine")]
     bad = (
-        rf"^{pairs[1]}: schedule must stay at its peak with .* got cosine\nnocap refused 1 of "
+        rf"^{pairs[1]}: schedule must end at the peak .* got cosine\nnocap refused 1 of "
         rf"2 cells"
     )
     with pytest.raises(ValueError, match=bad):
@@ -271,7 +271,7 @@ def test_what_is_swept_goes_in_pairs_with_every_seed(tmp_path):
             expected.append(f"seed={seed} {arm}")
     assert labels == expected
     words = [*CELL, "attention=flash,gqa", "optimizer.lr=0.1,0.2,0.3"]
-    with pytest.raises(ValueError, match=r"^--zip must have lists of one length, got \[2, 3\]$"):
+    with pytest.raises(ValueError, match=r"^--zip must have lists of equal length, got \[2, 3\]$"):
         multirun(words, GridFlags(zip=True))
 
 
@@ -316,8 +316,8 @@ def test_a_cell_keeps_the_weights_that_were_asked_for(tmp_path, here, small_grid
     refused = here(f"run={run_dir}", module="nocap.generate")
     assert refused.code == 2
     assert refused.err == (
-        f"nocap: {run_dir} must hold a checkpoint, got none; of a grid's cells only those of "
-        "trainer.keep_steps stay\n"
+        f"nocap: {run_dir} must hold a checkpoint, got none; a grid keeps only the checkpoints of "
+        "trainer.keep_steps\n"
     )
     done = here("--multirun", *CELL, "seed=0", "attention=flash,gqa", "trainer.keep_steps=[3]")
     assert done.code == 0

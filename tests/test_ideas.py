@@ -267,16 +267,16 @@ NO_BUILD = ("build(self, run, *, vocab_size)", "nothing(self)")
 
 
 BROKEN_IDEAS = [
-    ((NO_BUILD,), "return a part from build for its joint embed"),
-    ((NO_BUILD, ("embed", "enter")), "return a part from build_layer for its joint enter"),
-    ((NO_BUILD, ("embed", "readout")), "return a part from build for its joint readout"),
+    ((NO_BUILD,), "return a module from build for its method embed"),
+    ((NO_BUILD, ("embed", "enter")), "return a module from build_layer for its method enter"),
+    ((NO_BUILD, ("embed", "readout")), "return a module from build for its method readout"),
     (
         (NO_BUILD, ("embed", "after_step"), ("x_BTC, context)", "model, *, step)")),
-        "return a part from build_around for its joint after_step",
+        "return a module from build_around for its method after_step",
     ),
     (
         (("def embed(", "def embedd("),),
-        "have a joint for the part that its build made: one of embed, readout, unembed, loss",
+        "have a method for the module of its build: one of embed, readout, unembed, loss",
     ),
 ]
 
@@ -523,7 +523,7 @@ def test_a_block_or_a_model_can_be_replaced(tmp_path: Path, name: str, source: s
 def test_a_model_of_its_own_refuses_an_idea_that_it_has_no_place_for(tmp_path: Path):
     run = replaced_model(tmp_path, "bigram", BIGRAM, "ideas=[x0]")
     rule = (
-        r"ideas.x0 must return a part from build_layer for its joint enter, but returned none "
+        r"ideas.x0 must return a module from build_layer for its method enter, but returned none "
         r"with .*bigram"
     )
     with pytest.raises(InputError, match=rule):

@@ -618,7 +618,7 @@ BAD = {  # the content of one log beside six good ones, and why it is left out
     "too deep": (b'{"a":' * 100_000 + b"\n", r"line 1 must be a JSON object, got "),
     "no seed": (
         b'{"seed": "x", "iter": 1, "val_loss": 3}\n',
-        r"seed must be an integer from 0, got x",
+        r"seed must be an integer of at least 0, got x",
     ),
 }
 
@@ -768,12 +768,12 @@ REFUSALS = {
     ),
     "no such column": (
         lambda root: [root / "logs", "--columns", "val_loss=L"],
-        r"--columns val_loss must be one of its columns, iter, val/loss, train_time_s "
+        r"--columns val_loss must be one of the log's columns, iter, val/loss, train_time_s "
         r"\(--columns KEY=NAME\), got L",
     ),
     "no such key": (
         lambda root: [root / "logs", "--columns", "loss=L"],
-        r"--columns must be KEY=NAME,… with keys of step, val_loss, .*, got loss=L",
+        r"--columns must be KEY=NAME,… where KEY is one of step, val_loss, .*, got loss=L",
     ),
     "division by 0": (
         lambda root: [root / "logs", "--columns", "train_s=ms/0"],

@@ -230,15 +230,19 @@ KIND = GOOD.replace('"head_temperature"', '"global"')
 BAD_SOURCES = [
     ("broken", "def (:\n", "broken.py cannot be imported: SyntaxError"),
     ("raising", "raise ValueError('no')\n", "raising.py cannot be imported: ValueError: no"),
-    ("empty", "x = 1\n", "empty.py must define an option, got no dataclass of Attention"),
-    ("taken", KIND, "must have a kind of its own, as in kind: str = 'taken', got 'global'"),
+    ("empty", "x = 1\n", "empty.py must define an option, got no dataclass that extends Attention"),
+    (
+        "taken",
+        KIND,
+        "must set kind to a name that no other option has, as in kind: str = 'taken', got 'global'",
+    ),
     (
         "undecorated",
         GOOD.replace("@dataclass(kw_only=True)\n", ""),
         "HeadTemperature must have the decorator @dataclass",
     ),
     ("flash", GOOD, "flash.yaml must have another name"),
-    ("not-a-name", GOOD, "must be named as a Python module is"),
+    ("not-a-name", GOOD, "must have a name of letters, digits and _"),
 ]
 
 
@@ -261,7 +265,7 @@ def test_bad_files_are_one_line(tmp_path: Path, name: str, source: str, says: st
         ("attention.start=abc", "attention.start"),
         ("attention.start=-1", "attention.start must be above 0, got -1.0"),
         ("attention.start=inf", "attention.start must be a finite number"),
-        ("attention.kind=global", "attention.kind must not be changed here"),
+        ("attention.kind=global", "attention.kind must not be set by itself"),
     ],
 )
 def test_wrong_keys_are_refused_like_built_in_ones(word: str, says: str):
@@ -370,7 +374,7 @@ def test_a_tracker_beside_another_is_found_by_its_kind(tmp_path: Path):
     (tmp_path / "tracker" / "some.py").write_text(TRACKER)
     tracker = composed(tmp_path, "tracker.also=[mine]").tracker
     assert tracker.also == ["mine"]
-    with pytest.raises(ValueError, match=r"tracker\.also must list other trackers .*, got nowhere"):
+    with pytest.raises(ValueError, match=r"tracker\.also must list, once each, .*, got nowhere"):
         composed(tmp_path, "tracker.also=[nowhere]")
 
 
@@ -396,9 +400,7 @@ def test_one_kind_in_two_files_is_refused_where_it_is_chosen(
     for name in names:
         text = GOOD.replace('"head_temperature"', '"double"')
         (tmp_path / "attention" / name).write_text(text)
-    with pytest.raises(
-        ValueError, match=rf"{names[1]}: HeadTemperature must have a kind of its own"
-    ):
+    with pytest.raises(ValueError, match=rf"{names[1]}: HeadTemperature must set kind to a name"):
         composed(tmp_path, "attention=mine")
 
 

@@ -498,7 +498,7 @@ def test_memory_that_runs_out_and_a_step_that_diverges_are_a_line_too(monkeypatc
     )
     monkeypatch.setattr(profile, "measure_peak", out)
     line = (
-        r"must fit into the device's memory; set a smaller trainer.micro_batch=2 \(CUDA out .* "
+        r"fit into the device's memory; set a smaller trainer.micro_batch than 2 \(CUDA out .* "
         r"2.00 "
         r"GiB\.\)$"
     )

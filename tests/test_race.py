@@ -634,7 +634,7 @@ PARTS_OF_NUMBERS = [
 @pytest.mark.parametrize(("pattern", "line", "whole", "part"), PARTS_OF_NUMBERS)
 def test_a_pattern_that_takes_a_part_of_a_number_is_refused(tmp_path, pattern, line, whole, part):
     with pytest.raises(
-        FailedError, match=f"must be the whole number {re.escape(whole)}, got {part}; see"
+        FailedError, match=f"must match all of the number {re.escape(whole)}, got {part}; see"
     ):
         MetricReader(what=pattern).value(printed(tmp_path / "run", line))
 
@@ -856,10 +856,10 @@ def test_a_file_that_git_does_not_know_is_not_copied_into_the_repository(repo):
 
 REFUSALS = (  # words, and what the line begins with
     (["--metric", "("], "--metric must be a regular expression"),
-    (["--metric", ""], "--metric must be a regular expression with one group, or a name"),
+    (["--metric", ""], "--metric must be a regular expression with one group, or a metric"),
     (["--metric", "loss", "--file", "data"], "--file must be a file, and no folder"),
     (["--metric", r"(\d+) (\d+)"], "--metric must have one group"),
-    ([*METRIC, "--metric", r"^.*val loss (\S+)"], "--metric must have different names"),
+    ([*METRIC, "--metric", r"^.*val loss (\S+)"], "--metric must have a name that no other"),
     ([], "nocap.race needs --metric"),
     (
         [*METRIC, "--arm", "third=/no/such/program"],
@@ -876,7 +876,7 @@ REFUSALS = (  # words, and what the line begins with
     ([*METRIC, "--guard", "loss -1"], "--guard must have a margin of 0 or more"),
     (["--metric", "wall_s"], "--metric must have another name than wall_s"),
     ([*METRIC, "--target", "nan"], "--target must be a finite number"),
-    ([*METRIC, "--target", "3"], "--target needs a metric with a group step"),
+    ([*METRIC, "--target", "3"], "--target needs a metric with a group named step"),
     ([*METRIC, "--pairs", "0"], "--pairs must be at least 1"),
     ([*METRIC, "--pair", "3"], "unrecognized arguments: --pair 3"),
     ([*METRIC, "--ref", "main"], "nocap.race needs two or more --arm"),
@@ -892,7 +892,7 @@ REFUSALS = (  # words, and what the line begins with
     (refs("main", "idea")[2:], "--ref must be two or more"),
     (
         refs("main", "idea", "--locked", "helper.py"),
-        "--locked must be equal in main and idea, got helper.py",
+        "--locked must match files that are equal in main and idea, got helper.py",
     ),
     (refs("main", "idea", "--locked", "nothing/**"), "--locked must match a file of main"),
     (refs("main", "idea", "--link", "nothing"), "--link must be a file or folder"),
@@ -1006,7 +1006,7 @@ def test_a_program_that_is_edited_is_another_one(repo, raced, failed, form):
     (own / "it.py").write_text(text)
     code, said = failed(*words)
     assert code == 1
-    assert "its program changed during the race" in said
+    assert "the program of the command changed during the race" in said
 
 
 # --- calibration ----------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ def test_a_wrong_address_is_refused(monkeypatch):
         Ray(address="nowhere", restarts=0)
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:70000")
     with pytest.raises(
-        ValueError, match=r"^hydra\.launcher\.address must be a running Ray cluster .*:70000"
+        ValueError, match=r"^hydra\.launcher\.address must be the address of a running Ray .*:70000"
     ):
         connected("auto")
 

@@ -1053,7 +1053,7 @@ def test_different_questions_are_refused_by_name_unless_typed(
         compared_to(files[-1], two_arms(tmp_path / name, seeds), *words)
     code, lines = judge(*files)
     assert code == 2
-    rule = f"must ask the same question as {files[0]}, or the flags must state the question"
+    rule = f"must have the same flags as {files[0]}, or this command must give the flags"
     assert lines == [f"nocap: {files[1]} {rule}, got {why}"]
     if question != "baseline":
         typed = (one or other)[0]
@@ -1118,7 +1118,7 @@ def test_what_makes_no_comparison_leaves_no_file(
         ("a comparison needs a finished run", half, *into),
         ("no run was found", "nowhere", *into),
         ("--baseline must name one of the arms", outputs, "--baseline", "x", *into),
-        ("--target must be a loss above 0, got -1.0", outputs, "--target", "-1", *into),
+        ("--target must be a finite loss above 0, got -1.0", outputs, "--target", "-1", *into),
         ("--json must be a file that can be written", outputs, "--json", tmp_path),
         ("--markdown must be a file that can be written", outputs, "--markdown", tmp_path),
     )

@@ -100,10 +100,10 @@ EMPTY_SPACES = [
     ("a=interval(2, 1)", "a must be an interval from a lower number to a higher"),
     ("a=interval(0, inf)", "a must be an interval from a lower number to a higher"),
     ("a=tag(log, interval(0, 1))", "a must be above 0, because the search takes its logarithm"),
-    ("a=tag(linear, interval(0, 1))", "a must have no tag except log of an interval"),
-    ("a=tag(log, range(1, 9))", "a must have no tag except log of an interval"),
+    ("a=tag(linear, interval(0, 1))", "a must have no tag, except log for an interval"),
+    ("a=tag(log, range(1, 9))", "a must have no tag, except log for an interval"),
     ("a=shuffle(1, 2)", "a must not be shuffled"),
-    ("a=range(1, 2)", "a must be a range of at least two"),
+    ("a=range(1, 2)", "a must be a range of at least two numbers"),
     ("a=range(1, 2, 0)", "a must be a range of numbers with a step"),
 ]
 

@@ -472,7 +472,7 @@ REFUSED = [
         "trainer.activation_checkpointing must be off or mlp beside ideas.value_residual "
         "where trainer.compile is on: ",
     ),
-    ((), {"ngrams": {"sizes": [7]}}, "ideas.ngrams.sizes must hold numbers of "),
+    ((), {"ngrams": {"sizes": [7]}}, "ideas.ngrams.sizes must hold one or more of "),
     ((), {"backout": {"layer": 3}}, "ideas.backout.layer must be below the last, 3, got 3"),
     (
         (),
@@ -551,6 +551,6 @@ def test_a_renamed_yaml_whose_rate_would_be_lost_is_refused(tmp_path: Path) -> N
     text = (REPO / "conf" / "ideas" / "x0.yaml").read_text()
     (tmp_path / "ideas" / "fast.yaml").write_text(text.replace("ideas.x0", "ideas.fast"))
     outside.use([tmp_path])
-    line = r"ideas.fast must be named x0 like its kind, so that lr finds its parameters, got fast"
+    line = r"ideas.fast must be named x0, like its kind: lr finds the parameters by this name"
     with pytest.raises(ValueError, match=line):
         compose([*SMALL, "ideas=[fast]"])

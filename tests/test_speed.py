@@ -415,7 +415,7 @@ REFUSED = [
     ),
     (
         ("--arm", "", "--arm", "mlp=gelu3x", "--seconds", "nan"),
-        "--seconds must be above 0, got nan",
+        "--seconds must be a finite number above 0, got nan",
     ),
     (
         ("--arm", "", "--arm", "mlp=gelu3x", "--json", "/dev/null/x"),
@@ -551,7 +551,7 @@ def test_a_block_of_soap_has_the_update_of_its_bases(monkeypatch):
 
 def test_a_period_that_is_too_long_is_refused():
     with pytest.raises(
-        ValueError, match=r"the optimizer must repeat its work within 100 steps .*, got 101"
+        ValueError, match=r"the optimizer must have a period of at most 100 steps .*, got 101"
     ):
         block_steps(3, period=101)
 

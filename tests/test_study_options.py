@@ -111,7 +111,7 @@ def test_a_folder_that_is_not_inside_the_studys_is_refused(
 
     assert done.code == 2
     assert done.err.count("\n") == 1
-    assert f"config_dir must be a folder inside the study's own, got {value}" in done.err
+    assert f"config_dir must be a folder inside the study's folder, got {value}" in done.err
 
 
 def test_to_read_a_study_imports_nothing_of_it(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ EQUAL_CLAIM: list[Case] = [
     ({"target": "baseline"}, "target must be baseline for a claim about time or steps"),
     (
         {"mechanism": {"rule": "flops", "formula": "f"}},
-        "claim M.equal: mechanism.rule must be given for time_at_equal_loss, because arithmetic",
+        "claim M.equal: mechanism.rule must be 'given' for time_at_equal_loss, because other",
     ),
 ]
 # what the scale says otherwise
@@ -156,8 +156,14 @@ STUDIES: list[Case] = [
         "completely, got ",
     ),
     ({"claims": [claim(SPEED, guards=[SPEED_GUARD])]}, "name the scale cpu, got gpu"),
-    ({"seeds": [0, 1]}, "seeds must be at least 3, because fewer pairs have no verdict, got 2"),
-    ({"seeds": []}, "seeds must be at least 3, because fewer pairs have no verdict, got 0"),
+    (
+        {"seeds": [0, 1]},
+        "seeds must be at least 3 seeds, because nocap gives no verdict with fewer, got 2",
+    ),
+    (
+        {"seeds": []},
+        "seeds must be at least 3 seeds, because nocap gives no verdict with fewer, got 0",
+    ),
     ({"question": None}, "question must"),
     ({"question": " "}, "question must not be empty, got ' '"),
     ({"baseline": "gqa"}, "baseline must be one of mha, mqa, got gqa"),
@@ -187,10 +193,10 @@ STUDIES: list[Case] = [
         {"claims": [RACE], "scales": at(lengths=[0.5, 0.51])},
         "scales.cpu.lengths must give different",
     ),
-    ({"question": "${oc.env:HOME}"}, "values must be plain, got the interpolation ${oc.env:HOME}"),
+    ({"question": "${oc.env:HOME}"}, "values must hold no interpolation, got the interpolation"),
     (
         {"overrides": [*OVERRIDES, "tracker=${oc.env:HOME}"]},
-        "values must be plain, got the interpolation",
+        "values must hold no interpolation, got the interpolation",
     ),
     (
         {"claims": [EQUAL], **arm("mqa", "attention=mqa", "trainer.steps=24")},
@@ -234,7 +240,7 @@ SEARCHES: list[Case] = [
     ),
     (
         {"seeds": [3], "trials": {"mha": TRIALS}},
-        "tune.trials must name every trained arm, got mqa",
+        "tune.trials must name every trained arm, got none for mqa",
     ),
     (
         {"seeds": [3], "trials": {"mha": TRIALS, "gqa": TRIALS}},

@@ -204,7 +204,9 @@ def test_a_grid_is_timed_once_and_a_damaged_timing_is_named(tmp_path: Path, here
     first = next(iter(content["measured"]["arms"].values()))
     first["seconds_per_token"].append(0.001)
     file.write_text(json.dumps(content))
-    assert f"{file.name} must have as many rounds of each arm, got [" in here(*words).out
+    assert (
+        f"{file.name} must have the same number of rounds for each arm, got [" in here(*words).out
+    )
 
 
 def test_a_grid_of_the_same_arms_takes_the_timing_of_the_one_before(tmp_path: Path) -> None:

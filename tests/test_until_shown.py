@@ -87,7 +87,7 @@ REFUSED = [
     ),
     (
         ["many", ARMS, "seed=0,1,2"],
-        "--until-shown must be the largest number of seeds of an arm, as in --until-shown 24, "
+        "--until-shown must be a whole number, the most seeds per arm, as in --until-shown 24, "
         "got many",
     ),
     (

@@ -494,7 +494,7 @@ def test_a_sweeps_words_with_hyphens_are_refused_with_the_form_that_works(tmp_pa
 REFUSED = {
     "WANDB_API_KEY=short": "WANDB_API_KEY must have at least 40 characters, got 5",
     "WANDB_IDENTITY_TOKEN_FILE=token.jwt": "WANDB_IDENTITY_TOKEN_FILE must be unset: "
-    "nocap asks W&B for its rows with an API key (WANDB_API_KEY or wandb login), got token.jwt",
+    "nocap reads rows from W&B with an API key (WANDB_API_KEY or wandb login), got token.jwt",
     "WANDB_BASE_URL=notaurl": "WANDB_BASE_URL must be a server's address, as "
     "https://api.wandb.ai, got "
     "notaurl",

@@ -52,7 +52,7 @@ def of_a_grid(overrides: Sequence[Override]) -> DictConfig:
     of_launcher = [override for override in overrides if is_launcher(override)]
     is_chosen = any(override.key_or_group == "hydra/launcher" for override in of_launcher)
     for override in of_launcher:
-        rule = "be set in the same command as its launcher, as in hydra/launcher=pool"
+        rule = "be set in a command that also chooses a launcher, as in hydra/launcher=pool"
         require(is_chosen, override.key_or_group, rule, override.input_line)
     words = list[str]()
     for override in overrides:
@@ -153,7 +153,7 @@ def _hydras_errors() -> Iterator[None]:
         raise ValueError(explain(error.__cause__ or error)) from None
     except (AssertionError, AttributeError, KeyError, TypeError) as error:
         raise ValueError(
-            f"a yaml's defaults must be options' names, as in [other]: Hydra's "
+            f"the defaults of a yaml must be names of options, as in [other]; Hydra raised "
             f"{type(error).__name__}"
         ) from error
 

@@ -93,7 +93,7 @@ def _seeds(text: str) -> int:
     Errors:
         ValueError: it is no number of them.
     """
-    rule = f"be the largest number of seeds of an arm, as in {UNTIL_SHOWN} 24"
+    rule = f"be a whole number, the most seeds per arm, as in {UNTIL_SHOWN} 24"
     require(text.isdecimal(), UNTIL_SHOWN, rule, text)
     return int(text)
 

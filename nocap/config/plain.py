@@ -127,7 +127,7 @@ def run_tree(plain: Any) -> DictConfig:
     require(are_ideas, "ideas", rule, ideas)
     for name, idea in ideas.items():
         # an experiment may give keys of one that the command leaves out
-        rule = f"be chosen together with its keys, as in ideas=[{name}]"
+        rule = f"be chosen, as in ideas=[{name}], because some of its keys are set"
         require("kind" in idea, f"ideas.{name}", rule, idea)
     parts["ideas"] = {name: _option("ideas", f"ideas.{name}", idea) for name, idea in ideas.items()}
     config = _structured(Run)
@@ -175,7 +175,7 @@ def refuse_interpolations(plain: Any) -> None:
     """Refuse interpolations in a record, which holds values: `${oc.env:…}` in a record from
     elsewhere would read this machine's environment."""
     is_plain = not isinstance(plain, str) or "${" not in plain
-    require(is_plain, "values", "be plain", f"the interpolation {plain}")
+    require(is_plain, "values", "hold no interpolation", f"the interpolation {plain}")
     items: Iterable[Any] = ()
     if isinstance(plain, dict):
         items = plain.values()

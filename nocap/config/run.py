@@ -73,7 +73,7 @@ class Run:
         for name, option in self.options():
             group = name.partition(".")[0]
             chosen = outside.options(group).get(option.kind)
-            rule = f"not be changed here (choose another option with {group}=…)"
+            rule = f"not be set by itself (choose another option with {group}=…)"
             require(chosen is type(option), f"{name}.kind", rule, repr(option.kind))
             option.check(self)
         self._refuse_unread()
@@ -141,7 +141,7 @@ class Run:
                 part = getattr(self, full_key.partition(".")[0])
                 why = (
                     f"with {name}.kind={option.kind}, which does not use this key (an option that "
-                    "uses it names it in READS)"
+                    "uses this key must list the key in its READS)"
                 )
                 require_default(part, full_key, why)
 
@@ -158,7 +158,7 @@ class Run:
         rule = f"be false with attention.kind={kind}, which does not support documents"
         require(takes, name, rule, True)
         for idea, option in self.ideas.items():
-            rule = f"be false with ideas.{idea}, which does not take each token by itself"
+            rule = f"be false with ideas.{idea}, which may mix tokens (its PER_TOKEN is False)"
             is_own = option.PER_TOKEN or not overrides(option, *STREAM_JOINTS)
             require(is_own, name, rule, True)
 
@@ -211,7 +211,7 @@ class Run:
                 if other != own and _needs_no_keys(cls):
                     able.append(other)
             rule = (
-                f"list other trackers than tracker={own} that work without keys: {', '.join(able)}"
+                f"list, once each, trackers besides {own} that need no settings: {', '.join(able)}"
             )
             is_once = self.tracker.also.count(kind) == 1
             require(fits and is_once, "tracker.also", rule, kind)

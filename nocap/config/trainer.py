@@ -95,7 +95,7 @@ class Trainer:
         require(len(set(steps)) == len(steps), name, "name each step once", steps)
         if self.cuda_graphs:
             self._check_graphs()
-        rule = "be a checkpoint's folder, or null for a run from its start"
+        rule = "be the folder of a checkpoint, or null to start with new weights"
         require(self.init_from != "", "trainer.init_from", rule, repr(self.init_from))
 
     def _check_graphs(self) -> None:

@@ -67,7 +67,7 @@ def prepare(data: Data, tokenizer: Tokenizer, *, cache_dir: Path) -> Dataset:
         raise ValueError(
             f"data={data.kind} must validate on text that is not in training, got {share:.0%} of "
             f"its "
-            f"passages of {PASSAGE} tokens in both"
+            f"validation passages of {PASSAGE} tokens also in training"
         )
     return replace(dataset, in_training=share)
 

@@ -112,7 +112,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         ok = False
     if not ok:
         raise ValueError(
-            f"{folder / 'manifest.json'}: must be the manifest of a made set; {_remedy(folder)}"
+            f"{folder / 'manifest.json'}: must be a manifest of prepared data; {_remedy(folder)}"
         )
     return manifest
 

@@ -166,7 +166,7 @@ def _read_whole(name: str, stamp: list[int], raw: TokenType | None) -> dict[str,
             raise ValueError(f"{name}: a shard must not change while it is read")
     if zeros and count > 1:
         raise ValueError(
-            f"{name}: data.dtype must be uint32, because every second token is 0 as uint16, "
+            f"{name}: data.dtype must be uint32, because with uint16 every second token is 0, "
             f"got uint16"
         )
     return {"tokens": count, "sha256": digest.hexdigest(), "max_id": max_id}

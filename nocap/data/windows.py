@@ -59,8 +59,8 @@ class Windows:
         if self.n == 0:
             least = unit * seq_len + 1
             n_tokens = sum(shard.tokens for shard in shards)
-            rule = f"hold at least {unit} × model.seq_len + 1 = {least} tokens in a shard"
-            raise ValueError(f"data must {rule}, got {n_tokens} in all")
+            rule = f"have a shard of at least {unit} × model.seq_len + 1 = {least} tokens"
+            raise ValueError(f"data must {rule}, got {n_tokens} in all shards")
         self.seq_len = seq_len
         self.order = order
         self.seed = seed

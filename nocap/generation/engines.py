@@ -241,7 +241,7 @@ def _windows(run: Run, capacity: int) -> list[int]:
     slots = windows(run, capacity)
     if slots is None:
         attention = f"attention.kind={run.attention.kind}"
-        raise UncachedError(f"{attention} defines no cache_slots for its mixer with these keys")
+        raise UncachedError(f"{attention} defines no cache_slots for its settings")
     return slots
 
 
@@ -264,7 +264,7 @@ def _cacheable(model: LanguageModel, run: Run) -> GPT:
         joined += block.joined
     for name, idea, _ in joined:
         if not idea.PER_TOKEN:
-            rule = "does not declare that it takes each token by itself (PER_TOKEN)"
+            rule = "may mix tokens (its PER_TOKEN is False)"
             raise UncachedError(f"ideas.{name} {rule}")
     if knows_documents(run):
         keys = "data.document_mask, position.restart"
@@ -295,5 +295,5 @@ def check_cached(model: LanguageModel, run: Run, *, most: int = PROBED) -> None:
         if not torch.allclose(logits, expected, rtol=1e-3, atol=limit):
             raise UncachedError(
                 f"with a cache the logits differ from those of the full prefix at token {t}: an "
-                "option looks at other tokens"
+                "option reads tokens that the cache does not hold"
             )

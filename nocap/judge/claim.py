@@ -228,10 +228,10 @@ class Claim:
         is_given = rule is Rule.given
         fits = is_given or self.scale is Scale.ratio
         self._require(
-            fits, "mechanism.rule", "be given, because the scale is not a ratio", rule.value
+            fits, "mechanism.rule", "be 'given', because the scale is not a ratio", rule.value
         )
         fits = is_given or not METRICS[self.metric].relative
-        why = f"be given for {self.metric}, because arithmetic bounds only the cost of a step"
+        why = f"be 'given' for {self.metric}, because other rules bound only the cost of a step"
         self._require(fits, "mechanism.rule", why, rule.value)
 
     def _check_target(self) -> None:
@@ -242,12 +242,12 @@ class Claim:
     def _check_guards(self) -> None:
         names = [metric.name for metric in self.metrics]
         differ = len(set(names)) == len(names)
-        rule = "each have another metric, and not the claim's metric"
+        rule = "have different metrics, none of them the claim's metric"
         self._require(differ, "guards", rule, ", ".join(names[1:]))
 
     def _check_seeds(self) -> None:
         count = len(self.seeds)
-        rule = f"be at least {LEAST_PAIRS}, because fewer pairs have no verdict"
+        rule = f"be at least {LEAST_PAIRS} seeds, because nocap gives no verdict with fewer"
         self._require(count >= LEAST_PAIRS, "seeds", rule, count)
         self._require(len(set(self.seeds)) == count, "seeds", "differ", self.seeds)
 

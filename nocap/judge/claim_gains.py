@@ -254,7 +254,7 @@ def _range(
     require(
         fits,
         metric.name,
-        "be about a target, because only then a value can be an upper limit",
+        "have an exact value, because only a metric about a target can have an upper limit",
         arm.value,
     )
     if baseline is None:

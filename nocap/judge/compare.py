@@ -109,7 +109,7 @@ def ask(runs: Found, question: Question, *, group: str | None = None) -> Compari
 def _check_question(*, baseline: str | None, target_loss: float | None, against: str) -> None:
     require(against in (BASELINE, PREVIOUS), "--against", f"be {BASELINE} or {PREVIOUS}", against)
     is_loss = target_loss is None or 0 < target_loss < math.inf
-    require(is_loss, "--target", "be a loss above 0", target_loss)
+    require(is_loss, "--target", "be a finite loss above 0", target_loss)
     if against == PREVIOUS and baseline is not None:
         raise ValueError("--baseline does not work with --against previous")
 

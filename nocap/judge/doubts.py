@@ -84,7 +84,7 @@ def _controls(rows: Sequence[ComparedArm]) -> Iterator[str]:
         )
         text = (
             f"its kernel differs from the baseline's ({_kernel(row.arm)}, not {_kernel(base)}); "
-            "the control"
+            "a baseline with the same kernel"
         )
         labels.setdefault(f"{text} is {base.label} with {setting_}: {with_it}", []).append(
             row.label

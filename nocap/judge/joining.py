@@ -74,7 +74,7 @@ def common_question(sides: Sequence[Side], command: Question) -> Question:
     question = command.over(first.question)
     for other in asking[1:]:
         differ = list(_differences(first, other, command, in_chain=question.against == PREVIOUS))
-        rule = f"ask the same question as {first.name}, or the flags must state the question"
+        rule = f"have the same flags as {first.name}, or this command must give the flags"
         require(not differ, other.name, rule, "; ".join(differ))
     return question
 

@@ -115,5 +115,5 @@ def _check_target(arms: Sequence[Arm], target: float) -> None:
     if target >= first:
         raise ValueError(
             "--target must be below each run's first validation loss, the lowest of which is "
-            f"{first:.4f}: otherwise this run reaches the target at once, got {target:g}"
+            f"{first:.4f}: otherwise a run reaches the target at once, got {target:g}"
         )

@@ -27,7 +27,7 @@ def cells_of(grid: Grid, compose: Compose) -> list[tuple[str, ...]]:
     """
     base = grid.cells[0]
     if STEPS in grid.swept:
-        line = f"{EQUAL_LOSS} does not work if you sweep {STEPS}, whose values are other lengths"
+        line = f"{EQUAL_LOSS} does not work if you sweep {STEPS}: the flag itself varies {STEPS}"
         raise ValueError(line)
     others = others_of(base.plan.run.trainer.steps, requested_by=EQUAL_LOSS)
     words = [words_at(base.overrides, base.plan.run, length, compose) for length in others]

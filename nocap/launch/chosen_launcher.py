@@ -36,10 +36,10 @@ def launcher_option(config: DictConfig) -> Launcher | None:
     if chosen == "basic":
         # what Hydra has where none is chosen
         is_bare = keys.keys() == {"_target_"} and keys["_target_"].endswith(".BasicLauncher")
-        rule = "be chosen before its keys, as in hydra/launcher=pool"
+        rule = "have no keys unless a launcher is chosen, as in hydra/launcher=pool"
         require(is_bare, "hydra.launcher", rule, keys)
         return None
-    rule = "be basic, pool, slurm, ray or an option of your own; nocap runs none of Hydra's"
+    rule = "be basic, pool, slurm, ray or an option of your own; nocap uses no other Hydra launcher"
     require("_target_" not in keys, "hydra/launcher", rule, chosen)
     schema = outside.option("launcher", "hydra.launcher", keys)
     option: Launcher = dataclass_from(schema, keys, "hydra.launcher.")

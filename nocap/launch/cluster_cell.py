@@ -100,7 +100,7 @@ def planned_cell(folder: Path, identity: str) -> Plan:
     require(
         is_same,
         str(path),
-        "be trained with the code and data that its grid planned",
+        "have been planned with the code and data of this job (type the grid's command again)",
         "other code or data",
     )
     return replace(planned, grid=folder.name, swept=swept, request=request)

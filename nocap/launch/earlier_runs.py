@@ -103,7 +103,7 @@ def _run_folder(key: str, name: str, outputs: Path) -> Path:
     path = expanded(name)
     if path.exists():
         return path
-    rule = "name one run; last may mean another run when you type the command again"
+    rule = "name one run; last is not allowed, because last may be another run later"
     require(name != LAST, key, rule, name)
     try:
         return find_one(name, outputs=outputs)
@@ -151,7 +151,7 @@ def _teacher(key: str, path: str) -> EarlierRun:
     steps = record.steps
     weights = sums.get(MODEL)
     has_weights = isinstance(weights, str) and step_of(saved[0]) == steps
-    require(has_weights, key, f"hold the checkpoint of its last step, {steps}", path)
+    require(has_weights, key, f"be a run that kept the checkpoint of its last step ({steps})", path)
     seconds = record.train_s or 0.0
     return EarlierRun(
         identity_part={"identity": record.identity, "weights": weights},
@@ -224,7 +224,7 @@ def _state(path: Path, sums: Mapping[str, Any]) -> dict[str, Any]:
     """
     content = read_bytes(path / STATE)
     is_same = hashlib.sha256(content).hexdigest() == sums[STATE]
-    require(is_same, STATE, "match its checksum", "another")
+    require(is_same, STATE, "have its recorded checksum", "another")
     state: dict[str, Any] = parse_json(content.decode())
     check_shape(state, STATE_SHAPE, path / STATE)
     return state
@@ -240,7 +240,7 @@ def _same_way(run: Run, parts: Mapping[str, Any], checkpoint: Checkpoint) -> dic
     manifest = read_json(folder / MANIFEST) or {}
     recorded = manifest.get("parts")
     if not isinstance(recorded, dict):
-        rule = "be in the folder of its run, with manifest.json and config.yaml"
+        rule = "be inside the folder of a run that has manifest.json and config.yaml"
         raise ValueError(f"{INIT} must {rule}, got {checkpoint.path}")
     base = load(folder / CONFIG)
     _check_parts(parts, {**recorded, "config": config_that_counts(base)}, folder)
@@ -277,6 +277,6 @@ def _check_rates(run: Run, base: Run, step: int, folder: Path) -> None:
         base_rate = base.schedule.multiplier(step=earlier, steps=base.trainer.steps)
         rule = (
             f"be from a run with the same learning rates up to step {step}, where this run begins "
-            f"({rate:g} of the peak at step {earlier})"
+            f"(this run: {rate:g} of the peak at step {earlier})"
         )
         require(rate == base_rate, INIT, rule, f"{base_rate:g} in {folder}")

@@ -123,7 +123,7 @@ class Command:
         if most is None:
             return [self.overrides]
         if self.flags.detach:
-            line = f"{UNTIL_SHOWN} does not work with --detach: each look waits for the look before"
+            line = f"{UNTIL_SHOWN} does not work with --detach: nocap must wait to see the results"
             raise ValueError(line)
         looks = seed_looks.looks(self.overrides, most)
         print(seed_looks.plan_of(looks), flush=True)

@@ -198,7 +198,7 @@ def _check_documents(run: Run, dataset: Dataset) -> None:
     for key, is_on in keys.items():
         if is_on and start is not None:
             holds = any(shard.holds(start) for shard in dataset.train)
-            rule = f"be false where the training data hold no {start}, with which a document begins"
+            rule = f"be false where the training data lack token {start}, which begins a document"
             require(holds, key, rule, True)
 
 

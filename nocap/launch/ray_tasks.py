@@ -52,7 +52,7 @@ def connected(address: str) -> Any:
         require(
             False,
             "hydra.launcher.address",
-            "be a running Ray cluster (ray start --head)",
+            "be the address of a running Ray cluster (ray start --head starts one)",
             f"{target} ({str(error).strip()})",
         )
     return ray

@@ -62,7 +62,7 @@ def read_end(folder: Path, identity: str) -> End:
     try:
         manifest = read_json(folder / MANIFEST) or {}
         recorded = manifest.get("identity", identity)
-        rule = f"be of the run in the folder's name, {identity}"
+        rule = f"have the identity in the folder's name, {identity}"
         require(recorded == identity, f"{folder}/manifest.json", rule, recorded)
     except ValueError as error:
         return End(damage=error, is_lost=True)
@@ -72,7 +72,7 @@ def read_end(folder: Path, identity: str) -> End:
         if any_valid(folder):
             return End(damage=error)
         damage = ValueError(
-            f"{error}; there is no valid checkpoint to repair it; move that folder to train the "
+            f"{error}; no valid checkpoint can repair the run; move its folder away to train the "
             "run again"
         )
         return End(damage=damage, is_lost=True)
@@ -113,9 +113,9 @@ def half_done_notices(run: Run, parts: Mapping[str, Any], root: Path, name: str)
         if "config" in differences:
             continue
         if {*differences} <= {"data", "code"} and "data" in differences:
-            remedy = "put it back to resume, or move that folder to start from scratch"
+            remedy = "put the old data back to resume, or move that folder to start from scratch"
             raise ValueError(
-                f"data must be those that {folder} began with ({others['data'][:12]}…), got "
+                f"data must be those of the run in {folder} ({others['data'][:12]}…), got "
                 f"{parts['data'][:12]}…; {remedy}"
             )
         back = ""

@@ -48,7 +48,7 @@ def _distribution(override: Override) -> BaseDistribution:
     line = override.input_line
     tags: set[str] = getattr(swept, "tags", set())
     known = {"log"} if isinstance(swept, IntervalSweep) else set[str]()
-    rule = "have no tag except log of an interval, as in tag(log, interval(1e-4, 1e-2))"
+    rule = "have no tag, except log for an interval, as in tag(log, interval(1e-4, 1e-2))"
     require(tags <= known, name, rule, line)
     is_shuffled = getattr(swept, "shuffle", False)
     require(not is_shuffled, name, "not be shuffled, because a search chooses its own order", line)
@@ -92,7 +92,7 @@ def _range(name: str, swept: RangeSweep, line: str) -> BaseDistribution:
     stop = Decimal(str(swept.stop or 0))
     step = Decimal(str(swept.step))
     steps = math.ceil((stop - start) / step) - 1
-    require(steps > 0, name, "be a range of at least two", line)
+    require(steps > 0, name, "be a range of at least two numbers", line)
     last = start + steps * step
     low = min(start, last)
     high = max(start, last)

@@ -34,10 +34,10 @@ def values_of(override: Override) -> list[str]:
     line = override.input_line
     if isinstance(swept, Glob):
         is_group = name in outside.groups()
-        require(is_group, name, "be a group if a glob chooses its options", line)
+        require(is_group, name, "be a group of options, because its value is a glob", line)
         return swept.filter(outside.yamls(name))
     is_interval = isinstance(swept, IntervalSweep)
-    rule = "be swept over values; only a search, as with search=tpe, draws values from an interval"
+    rule = "list its values; only a search, as with search=tpe, draws values from an interval"
     require(not is_interval, name, rule, line)
     if isinstance(swept, RangeSweep):
         _check_range(name, swept, str(line))
@@ -63,7 +63,7 @@ def _check_range(name: str, swept: RangeSweep, line: str) -> None:
     is_finite = all(map(math.isfinite, (start, stop, swept.step)))
     require(is_finite and swept.step != 0, name, "be a range of numbers with a step", line)
     n = sum(1 for _ in itertools.islice(swept.range(), MOST_CELLS + 1))
-    require(n <= MOST_CELLS, name, f"make at most {MOST_CELLS:,} cells", line)
+    require(n <= MOST_CELLS, name, f"have at most {MOST_CELLS:,} values", line)
 
 
 def expand(overrides: Sequence[Override], *, zipped: bool) -> list[tuple[str, ...]]:
@@ -81,7 +81,7 @@ def expand(overrides: Sequence[Override], *, zipped: bool) -> list[tuple[str, ..
         else:
             crossed.append(_words_of(override))
     lengths = [len(words) for words in in_pairs]
-    require(len({*lengths}) <= 1, "--zip", "have lists of one length", lengths)
+    require(len({*lengths}) <= 1, "--zip", "have lists of equal length", lengths)
     rows: list[tuple[str, ...]] = [()]
     if in_pairs:
         rows = list(zip(*in_pairs, strict=True))

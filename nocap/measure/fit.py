@@ -59,7 +59,7 @@ def fit(run: Run) -> Iterator[str]:
                 break
             largest = tried
     if largest is None:
-        raise ValueError(f"trainer.micro_batch must fit into this memory, got 1: {tried.reason}")
+        raise ValueError(f"even trainer.micro_batch=1 does not fit into memory: {tried.reason}")
     yield from _answer(run, largest)
 
 

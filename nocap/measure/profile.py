@@ -92,7 +92,7 @@ def profiles(
             raise
         cause = str(error).partition("\n")[0]
         what = question.first.title
-        lower = f"trainer.micro_batch={run.trainer.micro_batch}"
+        lower = f"trainer.micro_batch than {run.trainer.micro_batch}"
         if question.generate:
             lower = "--texts or --prompt"
         raise ValueError(

@@ -184,7 +184,7 @@ def _refuse(before: ProfileSide, after: ProfileSide) -> None:
         if first != second:
             raise ValueError(
                 f"{before.path} and {after.path} must be of the same {name}, got {first} and "
-                f"{second}: their times do not compare\n{_counted(before, after)}"
+                f"{second}: their times cannot be compared\n{_counted(before, after)}"
             )
 
 

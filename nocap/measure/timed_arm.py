@@ -50,7 +50,7 @@ def block_steps(wanted: float, *, period: int) -> int:
     Errors:
         ValueError: a period is longer than a block may be.
     """
-    rule = f"repeat its work within {LONGEST_PERIOD} steps (in SOAP: optimizer.basis_every)"
+    rule = f"have a period of at most {LONGEST_PERIOD} steps (in SOAP: optimizer.basis_every)"
     require(period <= LONGEST_PERIOD, "the optimizer", rule, period)
     return max(1, round(wanted / period)) * period
 

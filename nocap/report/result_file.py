@@ -318,7 +318,7 @@ def _typed(stored: Mapping[str, object], path: Path) -> ResultFile:
 def _found(file: ResultFile, edited: Sequence[str]) -> Found:
     """Return the runs of a file. `edited`: what is to be said of it."""
     records = {_identity(row): _record(row) for row in file.records}
-    count = f"{len(file.records)} of {len(records)} identities"
+    count = f"{len(file.records)} records of {len(records)} identities"
     require(len(records) == len(file.records), "records", "each appear only once", count)
     base = file.question.baseline
     ended = [name for name, record in records.items() if record.status in ENDED]

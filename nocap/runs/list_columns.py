@@ -158,7 +158,9 @@ def column(name: str, runs: Sequence[Record]) -> RunColumn:
         keys |= dict.fromkeys(run.config)
     same_end = [key for key in keys if key.endswith(f".{name}")]
     is_one = name in keys or len(same_end) < 2
-    require(is_one, name, f"be one key, as {shorten(same_end, most=4)}", "several")
+    require(
+        is_one, name, f"be a whole key, such as {shorten(same_end, most=4)}", "the end of several"
+    )
     return RunColumn(name=name, of=partial(_configured, name))
 
 
@@ -212,7 +214,9 @@ def matching(word: str, runs: Sequence[Record], *, named: Sequence[Record]) -> l
     limit = amount(word, text, units)
     example = _first_value(of_key, named, default=limit)
     is_number = isinstance(example, int | float) and not isinstance(example, bool)
-    require(is_number, word, f"compare numbers; {key}=VALUE compares other values", spell(example))
+    require(
+        is_number, word, f"name a key of numbers ({key}=VALUE works for all keys)", spell(example)
+    )
     matches = list[Record]()
     for run in runs:
         value = of_key.of(run)
@@ -250,4 +254,6 @@ def amount(key: str, word: str, units: Mapping[str, float] = UNITS) -> float:
         return float(number) * units[word.removeprefix(number)]
     except (KeyError, ValueError):
         names = ", ".join(filter(None, units))
-        raise ValueError(f"{key} must end with a number, perhaps with one of {names}") from None
+        raise ValueError(
+            f"{key} must end with a number, or a number and a unit ({names})"
+        ) from None

@@ -67,7 +67,7 @@ def read_session(path: Path) -> SessionFile | None:
         return None
     try:
         file = msgspec.convert(content, SessionFile)
-        require(bool(file.figures), str(path), "have the figures of an arm", "none")
+        require(bool(file.figures), str(path), "hold the measurements of an arm", "none")
         return file
     except (KeyError, msgspec.ValidationError) as error:
         raise ValueError(f"{path} must be a session that nocap.study wrote, got {error}") from error

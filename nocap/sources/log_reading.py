@@ -126,7 +126,7 @@ def _in_utf_16(file: IO[bytes]) -> Iterator[tuple[int, str]]:
             text = reader.readline(LONGEST + 1)
         except UnicodeError as error:
             raise ValueError(
-                f"line {number} must be UTF-16 text, as the file's mark says"
+                f"line {number} must be UTF-16 text, as the file's byte order mark says"
             ) from error
         if not text:
             return
@@ -146,7 +146,7 @@ def printed(path: Path) -> Iterator[tuple[int, str]]:
     for number, text in lines(path):
         if not text.endswith("\n"):
             raise CutError(
-                f"line {number} has no end, so nocap leaves it out: {text.strip()[:60]!r}"
+                f"line {number} has no final newline, so nocap leaves it out: {text.strip()[:60]!r}"
             )
         yield number, _past_bars(COLOUR.sub("", text))
 
@@ -159,7 +159,12 @@ def full_match(
     Errors:
         ValueError: there is none: the line is damaged.
     """
-    require(match is not None, f"line {number}", f"be a whole {what}", repr(line[:80]))
+    require(
+        match is not None,
+        f"line {number}",
+        f"be complete, because it begins like a {what}",
+        repr(line[:80]),
+    )
     assert match
     return match
 

@@ -74,7 +74,7 @@ def _read(path: Path) -> Timing:
         else:
             left_out[name] = f"{arm['status']}: {arm['reason']}"
     rounds = sorted({len(row) for row in seconds.values()})
-    require(len(rounds) <= 1, str(path), "have as many rounds of each arm", rounds)
+    require(len(rounds) <= 1, str(path), "have the same number of rounds for each arm", rounds)
     least = min((min(row, default=1.0) for row in seconds.values()), default=1.0)
     require(least > 0, str(path), "have times above 0", least)
     first = next(iter(arms.values()))

@@ -149,7 +149,7 @@ def read_json(path: Path, shape: Shape | None = None) -> dict[str, Any] | None:
     check_shape(content, shape, path)
     check_shape(content, {"schema_version": int}, path)
     version = content.get("schema_version") or 0
-    rule = f"be at most {SCHEMA_VERSION} for this nocap"
+    rule = f"be at most {SCHEMA_VERSION} for this version of nocap (a newer version wrote the file)"
     require(version <= SCHEMA_VERSION, f"{path}: schema_version", rule, version)
     return content
 

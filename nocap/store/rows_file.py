@@ -101,4 +101,4 @@ class RowsFile:
         except FileNotFoundError:
             return b""
         except (OSError, ValueError) as error:
-            raise ValueError(f"{self.path} must be a run's rows, got {error}") from error
+            raise ValueError(f"nocap cannot read a run's rows from {self.path}: {error}") from error

@@ -72,7 +72,9 @@ def _check_alike(benches: Sequence[BenchFile]) -> None:
     """Refuse files of several chips or versions of torch."""
     for fact in ("name", "torch"):
         values = list(dict.fromkeys(str(bench.hardware.get(fact)) for bench in benches))
-        require(len(values) == 1, FLAG, f"have files of one {fact}", ", ".join(values))
+        require(
+            len(values) == 1, FLAG, f"have files with the same hardware.{fact}", ", ".join(values)
+        )
 
 
 def _check_apart(plan: StudyPlan, files: Sequence[SessionFile]) -> None:

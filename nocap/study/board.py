@@ -66,9 +66,9 @@ def read_board(folder: Path) -> Board:
     studies = {home.name: load_study(home) for home in folders if (home / FILE).exists()}
     for home in folders:
         for path in home.glob("results.*.*.json"):
-            rule = f"lie in the folder of its study, with {FILE}"
+            rule = f"be in a folder that has a {FILE}"
             require(home.name in studies, str(path), rule, "none")
     results = {name: all_results(study, folder / name) for name, study in studies.items()}
-    rule = "be a folder with studies that have results, as experiments"
+    rule = "be a folder with studies that have results, such as experiments"
     require(any(results.values()), "--board", rule, folder)
     return Board(folder=folder, studies=studies, results=results)

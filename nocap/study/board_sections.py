@@ -251,7 +251,7 @@ def unstudied(path: Path) -> list[Unstudied]:
         require(isinstance(plain, dict), f"{path}: [{i}]", "hold keys and values", plain)
         entry: Unstudied = _make(Unstudied, plain, path, f"[{i}].")
         keys = [key for key in UNSTUDIED if getattr(entry, key)]
-        rule = "have either answer or why"
+        rule = "have either the key answer or the key why"
         require(len(keys) == 1, f"{path}: claim {entry.id}", rule, " and ".join(keys) or "neither")
         entries.append(entry)
     return entries

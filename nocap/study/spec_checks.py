@@ -97,7 +97,7 @@ def _check_claims(study: Study) -> None:
         "have at least one claim, unless the study has propose",
         "none",
     )
-    rule = f"be at least {LEAST_PAIRS}, because fewer pairs have no verdict"
+    rule = f"be at least {LEAST_PAIRS} seeds, because nocap gives no verdict with fewer"
     require(not claims or n_seeds >= LEAST_PAIRS, "seeds", rule, n_seeds)
     require(len({*ids}) == len(ids), "claims", "each have their own id", ", ".join(ids))
     used = {study.baseline}
@@ -115,12 +115,12 @@ def _check_tune(study: Study) -> None:
     is_searched = tune != Tune()
     require(not is_searched or bool(tune.seeds), "tune.seeds", "have at least one seed", "none")
     shared = [seed for seed in tune.seeds if seed in study.seeds]
-    rule = "not be seeds of the study, because the seeds that chose an arm favour this arm"
+    rule = "not be seeds of the study, because the search fits each arm to its seeds"
     require(not shared, "tune.seeds", rule, shared)
     if not is_searched:
         return
     bare = [arm for arm in study.trained_arms if arm not in tune.trials]
-    require(not bare, "tune.trials", "name every trained arm", ", ".join(bare))
+    require(not bare, "tune.trials", "name every trained arm", f"none for {', '.join(bare)}")
     sizes = {len(trials) for trials in tune.trials.values()}
     is_even = len(sizes) == 1 and min(sizes) >= 2
     rule = "give every arm the same number of trials, at least two, or the comparison is unfair"
@@ -181,7 +181,12 @@ def _overrides(study: Study) -> list[str]:
 def _check_override(override: str) -> None:
     """Refuse an override of what is written, read and sent elsewhere: it follows from the command,
     not from the file, which may be a stranger's."""
-    require(isinstance(override, str), "overrides", "be words, as in [attention=gqa]", override)
+    require(
+        isinstance(override, str),
+        "overrides",
+        "be a list of KEY=VALUE, as in [attention=gqa]",
+        override,
+    )
     if not override.startswith(ENGINE):
         name = parse_override(override).key_or_group
         if name.startswith(CLOSED):

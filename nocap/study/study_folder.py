@@ -51,7 +51,12 @@ def _study_of(plain: object, folder: Path) -> Study:
     content = cast(dict[str, Any], plain)
     refuse_interpolations(content)
     own = [name for name in ("name", "folder") if name in content]
-    require(not own, " and ".join(own), "be unset, because the folder gives them", "a value")
+    require(
+        not own,
+        " and ".join(own),
+        "be unset, because nocap uses the folder's own name and path",
+        "a value",
+    )
     study: Study = dataclass_from(Study, {**content, "claims": []})
     study.name = folder.name
     study.folder = str(folder)
@@ -86,7 +91,7 @@ def options_of(study: Study) -> list[Path]:
     home = source_of(Path(study.folder)).resolve()
     folder = (home / study.config_dir).resolve()
     is_inside = folder.is_relative_to(home) and folder.is_dir()
-    require(is_inside, "config_dir", "be a folder inside the study's own", study.config_dir)
+    require(is_inside, "config_dir", "be a folder inside the study's folder", study.config_dir)
     return [folder]
 
 

@@ -60,5 +60,5 @@ def _set(libc: ctypes.CDLL, parameter: int, value: int) -> None:
     if libc.mallopt(parameter, value) != 1:
         raise OSError(
             f"mallopt({parameter}, {value}) failed; set trainer.malloc=system, which does "
-            "not use it"
+            "not call mallopt"
         )

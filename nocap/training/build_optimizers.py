@@ -39,7 +39,7 @@ def build_optimizers(run: Run, model: nn.Module) -> Optimizers:
             lr = group.get("lr")
             if not isinstance(lr, float):
                 raise InputError(
-                    f"optimizer.kind={run.optimizer.kind} must give each group a learning rate, "
+                    f"optimizer.kind={run.optimizer.kind} must give each param group a float as "
                     f"lr, got {lr!r}"
                 )
             group["peak_lr"] = lr
@@ -54,7 +54,9 @@ def _check_shares(run: Run, model: nn.Module, optimizers: Optimizers) -> None:
     rule = "must have each of the model's parameters in one group of one optimizer"
     for name, p in model.named_parameters():
         if p.requires_grad and groups[id(p)] != 1:
-            raise InputError(f"optimizer.kind={run.optimizer.kind} {rule}, but not {name}")
+            raise InputError(
+                f"optimizer.kind={run.optimizer.kind} {rule}, got {name} in none or in several"
+            )
 
 
 def _scale(run: Run, model: nn.Module, optimizers: Optimizers) -> None:

@@ -88,7 +88,7 @@ def _put_group(group: dict[str, Any], values: Plain) -> None:
     """Put what an optimizer kept in a group back into it; JSON has made lists of its tuples."""
     missing = _plain_keys(group).keys() - values.keys()
     if missing:
-        raise ValueError(f"it is of another optimizer, without {min(missing)}")
+        raise ValueError(f"the state is of another optimizer, without {min(missing)}")
     for key, value in values.items():
         if isinstance(group.get(key), tuple):
             value = tuple(value)

@@ -84,7 +84,7 @@ def trained(run_dir: Path, *, log: Log = no_log) -> TrainedModel:
         attempts = manifest.get("attempts") or [{}]
         why = ""
         if attempts[-1].get("grid"):
-            why = "; of a grid's cells only those of trainer.keep_steps stay"
+            why = "; a grid keeps only the checkpoints of trainer.keep_steps"
         kind = "valid checkpoint" if newest.invalid else "checkpoint"
         raise InputError(f"{run_dir} must hold a {kind}, got none{why}")
     load_validated(newest.path, model, run)

@@ -60,11 +60,11 @@ def broken_rule(
     """Return the rule that a kernel breaks here, `masked` by documents; None: it trains."""
     has_cuda = device is Device.cuda
     if kernel in CUDA_KERNELS and not has_cuda:
-        return "be one that trains on the CPU (materialized, fused, flash; blocks for a window)"
+        return "be a kernel for the CPU: materialized, fused, flash, or (with a window) blocks"
     if kernel in BF16_KERNELS and has_cuda and precision is not Precision.bf16:
         return (
-            "be fused or efficient with trainer.precision=fp32 on CUDA, which flash and cudnn do "
-            "not take"
+            "be fused or efficient with trainer.precision=fp32 on CUDA; flash and cudnn do "
+            "not take fp32"
         )
     if masked and kernel not in DOCUMENT_KERNELS[device]:
         beside = f"with data.document_mask=true on trainer.device={device.value}"

@@ -141,7 +141,7 @@ def _sha256(path: Path) -> str:
         name = os.path.basename(os.readlink(path))
     is_sha256 = re.fullmatch("[0-9a-f]{64}", name) is not None
     rule = (
-        "be on a hub that gives each file's sha256, with a cache on a disk that has links "
+        "be on a hub that gives each file's sha256, and be cached on a disk with symbolic links "
         "(or use data=shards)"
     )
     require(is_sha256, "data.repo", rule, f"{name} for {path.name}")

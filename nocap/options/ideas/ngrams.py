@@ -25,7 +25,7 @@ class Ngrams(Bigram):
         known = range(2, len(FACTORS) + 1)
         distinct = set(self.sizes)
         is_once = len(distinct) == len(self.sizes) > 0
-        rule = f"hold numbers of {list(known)}, each at most once"
+        rule = f"hold one or more of {list(known)}, each at most once"
         require(is_once and distinct <= set(known), "ideas.ngrams.sizes", rule, self.sizes)
         Bigram.check(self, run)
 

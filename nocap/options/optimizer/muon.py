@@ -84,7 +84,7 @@ class Muon(AdamW):
     def __post_init__(self) -> None:
         AdamW.__post_init__(self)
         if self.momentum_warmup_steps == 0:
-            why = "with optimizer.momentum_warmup_steps=0, which does not read this key"
+            why = "with optimizer.momentum_warmup_steps=0, because only the warm-up reads this key"
             require_default(self, "optimizer.momentum_start", why)
 
     def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:

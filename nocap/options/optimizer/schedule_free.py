@@ -30,18 +30,16 @@ class ScheduleFree(AdamW):
 
     def __post_init__(self) -> None:
         Optimizer.__post_init__(self)
-        rule = "be above 0, because with 0 the weights do not use the average"
+        rule = "be above 0, because with 0 nocap cannot compute the averaged weights"
         require(self.beta1 > 0, "optimizer.beta1", rule, self.beta1)
-        rule = (
-            "be false with optimizer=schedule_free, whose decay acts on another copy of the weights"
-        )
+        rule = "be false with optimizer=schedule_free, which decays two copies of the weights"
         require(not self.cautious_decay, "optimizer.cautious_decay", rule, self.cautious_decay)
 
     def check(self, run: Run) -> None:
         AdamW.check(self, run)
         steps = run.trainer.steps
         last_rate = run.schedule.multiplier(step=steps - 1, steps=steps)
-        rule = "stay at its peak with optimizer=schedule_free, as schedule=constant does"
+        rule = "end at the peak learning rate with optimizer=schedule_free, like schedule=constant"
         require(last_rate == 1.0, "schedule", rule, run.schedule.kind)
         for name, idea in run.ideas.items():
             rule = (

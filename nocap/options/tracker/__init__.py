@@ -148,7 +148,9 @@ class Tracker(Option):
             OSError: the server does not answer, also for another run.
             ValueError: it does not take this one.
         """
-        raise NotImplementedError(f"tracker.kind={self.kind} must define resend, as it uploads")
+        raise NotImplementedError(
+            f"tracker.kind={self.kind} must define resend, because uploads is True"
+        )
 
     def open_comparison(self, facts: RunFacts) -> TrackerSession | None:
         """Open a session for a grid's comparison; None: it is not mirrored."""

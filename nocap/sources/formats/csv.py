@@ -80,7 +80,7 @@ def read(path: Path, *, cut: bool = True) -> Iterator[Row]:
         require(cut and short[2] < len(names), *short)
         raise CutError(f"{short[0]} has {short[2]} cells of {len(names)}, so nocap leaves it out")
     if full_lines.lost:
-        raise CutError(f"line {full_lines.lost} has no end, so nocap leaves it out")
+        raise CutError(f"line {full_lines.lost} has no final newline, so nocap leaves it out")
 
 
 class _Lines:

@@ -62,7 +62,7 @@ def _state(path: Path) -> dict[str, Any]:
     require(
         all(isinstance(row, dict) for row in state["log_history"]),
         "log_history",
-        "hold objects",
-        "others",
+        "hold only JSON objects",
+        "other types",
     )
     return state

@@ -53,7 +53,12 @@ def _events(path: Path) -> Iterator[bytes]:
     with opened(path) as file:
         while head := file.read(LENGTH.size + CRC):
             size = LENGTH.unpack(head[: LENGTH.size])[0] if len(head) == LENGTH.size + CRC else 0
-            require(size < 2**30, "an event", "have less than a gigabyte", size)
+            require(
+                size < 2**30,
+                "an event",
+                "have less than a gigabyte (the file may be damaged)",
+                size,
+            )
             event = file.read(size + CRC)
             if len(head) < LENGTH.size + CRC or len(event) < size + CRC:
                 raise CutError("its last event is incomplete, so nocap leaves it out")
@@ -95,7 +100,12 @@ def _fields(message: bytes) -> Iterator[Field]:
         size = {EIGHT: 8, FOUR: 4}.get(tag & 7)
         if tag & 7 == BYTES:
             size, at = _varint(message, at)
-        require(size is not None and at + size <= len(message), "an event", "be whole", "damage")
+        require(
+            size is not None and at + size <= len(message),
+            "an event",
+            "be complete",
+            "a damaged one",
+        )
         assert size is not None
         yield tag >> 3, message[at : at + size]
         at += size
@@ -104,7 +114,7 @@ def _fields(message: bytes) -> Iterator[Field]:
 def _varint(message: bytes, at: int) -> tuple[int, int]:
     value = shift = 0
     while True:
-        require(at < len(message) and shift < 64, "an event", "be whole", "damage")
+        require(at < len(message) and shift < 64, "an event", "be complete", "a damaged one")
         byte = message[at]
         value |= (byte & 127) << shift
         shift += 7

@@ -145,7 +145,7 @@ def _records(path: Path) -> Iterator[bytes]:
                 crc32(body, crc32(bytes([kind]))) == checksum,
                 f"byte {at}",
                 "begin a record with a correct checksum",
-                "damage",
+                "another checksum",
             )
             content += body
             at += PART.size + length

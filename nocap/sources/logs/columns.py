@@ -110,7 +110,7 @@ def columns_of(text: str) -> Columns:
         require(
             key in KEYS and bool(name),
             "--columns",
-            f"be KEY=NAME,… with keys of {', '.join(KEYS)}",
+            f"be KEY=NAME,… where KEY is one of {', '.join(KEYS)}",
             part,
         )
         columns[key] = _column(key, name)

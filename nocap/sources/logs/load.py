@@ -76,7 +76,7 @@ def load_logs(
     if not format and not all(map(_may_be_logs, paths)):
         has_options = bool(columns or hardware or names)
         rule = "hold only logs of other trainers with --columns, --names or --hardware"
-        require(not has_options, shorten(paths), rule, "some")
+        require(not has_options, shorten(paths), rule, "runs of nocap, or no files")
         return runs.load_runs(paths)
     logs, lines = of_paths(paths, format)
     loaded = _LoadedLogs()

@@ -108,7 +108,7 @@ def _record(each: ImportedRun, hardware: str | None) -> Record:
     names = each.names
     seed = names.seed
     is_seed = not seed or bool(re.fullmatch(r"\d{1,18}(\.0)?", seed))
-    require(is_seed, "seed", "be an integer from 0", seed)
+    require(is_seed, "seed", "be an integer of at least 0", seed)
     machine = run.facts.get("hardware") or hardware
     lost = each.status == RunStatus.diverged
     loss = run.last("val_loss")

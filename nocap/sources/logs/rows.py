@@ -94,7 +94,9 @@ def runs_of(rows: Iterable[Row], columns: Columns) -> LogContent:
         if key == "arm":
             parts = arm_columns(column.name, names)
         for part in parts:
-            require(part in names, f"--columns {key}", f"be one of its columns, {offered}", part)
+            require(
+                part in names, f"--columns {key}", f"be one of the log's columns, {offered}", part
+            )
     _add_lost(sorter.runs)
     with_loss = [run for run in sorter.runs if run.has_loss]
     for run in with_loss:
@@ -138,7 +140,7 @@ def _lines_about(every: Sequence[LogRun], with_loss: Sequence[LogRun]) -> list[s
             raise ValueError(
                 f"{title(run.facts) or 'the log'} must have one loss for each step, got several "
                 "that differ; name the column that separates the runs with --columns arm=NAME or "
-                f"run=NAME (columns with one value: {columns})"
+                f"run=NAME (these have one value and separate nothing: {columns})"
             )
     if any(not run.has_clock for run in with_loss):
         lines.append("its seconds go back, as after a resume, so nocap does not compare its times")

@@ -78,8 +78,8 @@ class MetricReader:
             pattern = self.pattern
         except re.error as error:
             raise ValueError(
-                f"{key} must be a regular expression with a group, or a name, got {self.what!r} "
-                f"({error})"
+                f"{key} must be a regular expression with a group, or a metric's name, "
+                f"got {self.what!r} ({error})"
             ) from error
         rule = (
             "have one group, or the groups value and step, as in 'step (?P<step>\\d+) loss "
@@ -89,7 +89,7 @@ class MetricReader:
         require(
             bool(self.what.strip()),
             key,
-            "be a regular expression with one group, or a name",
+            "be a regular expression with one group, or a metric's name",
             repr(self.what),
         )
         require("value" in groups if groups else pattern.groups == 1, key, rule, self.what)
@@ -205,7 +205,10 @@ def _check_match(match: re.Match[str], group: str | int, name: str) -> None:
             return
         if token.start() <= start and end <= token.end():
             require(
-                token.span() == (start, end), name, f"be the whole number {token[0]}", match[group]
+                token.span() == (start, end),
+                name,
+                f"match all of the number {token[0]}",
+                match[group],
             )
 
 

@@ -118,7 +118,7 @@ def _begin_here(
     changed = [path for path, stamp in stamps.items() if now.get(path) != stamp]
     if changed or program_of(arm.words, arm.cwd) != arm.files:
         shutil.rmtree(folder)
-        what = changed[0] if changed else "its program"
+        what = changed[0] if changed else "the program of the command"
         raise FailedError(
             f"{what} changed during the race; --ref avoids this, because it runs a copy of each "
             "version"

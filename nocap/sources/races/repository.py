@@ -215,7 +215,7 @@ def digest_of_locked(
         require(
             not differing,
             "--locked",
-            f"be equal in {first[0]} and {name}",
+            f"match files that are equal in {first[0]} and {name}",
             ", ".join(differing[:3]),
         )
     return digest(first[1])

@@ -103,8 +103,8 @@ class Campaign:
         """
         number = len(self.proposals) + 1
         rule = (
-            f"be at most {MOST_PROPOSALS} proposals of a study, because its error budget is "
-            "for no more"
+            f"be at most {MOST_PROPOSALS} proposals of a study, because nocap checked "
+            "the error rate only up to this number"
         )
         require(number <= MOST_PROPOSALS, "--propose", rule, f"proposal {number}")
         self._add(ProposalLine(arm=content, overrides=list(overrides), number=number))

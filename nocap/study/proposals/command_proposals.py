@@ -141,6 +141,6 @@ def _run(
     for side in (baseline, proposal):
         of_side = [losses[side.digest, seed] for seed in seeds]
         known = [loss for loss in of_side if math.isfinite(loss)]
-        rule = "use the seed, got equal losses for different seeds"
+        rule = "have different losses for different seeds (the command must use the seed)"
         require(not alike(known), side.name, rule, f"{known[:1]}")
     return {seed: (losses[proposal.digest, seed], losses[baseline.digest, seed]) for seed in seeds}

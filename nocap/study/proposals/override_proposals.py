@@ -109,7 +109,7 @@ def _beside(baseline: Composed, overrides: Sequence[str]) -> Composed:
 def check_flops(sides: Sequence[Run], *, most: float) -> None:
     from nocap.model.flops import flops_per_token  # torch
 
-    rule = f"be at most {most:g} of the baseline's (propose.flops)"
+    rule = f"be at most {most:g} times the baseline's (propose.flops)"
     flops = list[float]()
     for run in sides:
         counted, basis = flops_per_token(run, vocab_size=run.tokenizer.vocab_size)

@@ -28,7 +28,7 @@ def propose(arguments: argparse.Namespace) -> int:
         len(folders) == 1, "FOLDER", "be one folder with --propose", ", ".join(map(str, folders))
     )
     if options.sessions is not None:
-        raise ValueError("sessions does not work with --propose, which compares losses")
+        raise ValueError("sessions=N does not work with --propose, which compares losses")
     study = load_study(folders[0])
     use_options([study], allow_code=arguments.allow_code)
     rules = study.propose

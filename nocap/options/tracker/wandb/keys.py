@@ -63,7 +63,12 @@ class WandbKeys(Tracker):
     def __post_init__(self) -> None:
         fits = self.project and not re.search(r"[/\\#?%:]", self.project)
         require(bool(fits), "tracker.project", r"be a name without / \ # ? % :", repr(self.project))
-        require("" not in self.tags, "tracker.tags", "be texts", "an empty one")
+        require(
+            "" not in self.tags,
+            "tracker.tags",
+            "be texts of at least one character",
+            "an empty text",
+        )
 
     def check_start(self) -> None:
         """Refuse what W&B's client would not take, while nothing has been trained."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from nocap.config.keys import require
 
-NEEDS_KEY = "be unset: nocap asks W&B for its rows with an API key (WANDB_API_KEY or wandb login)"
+NEEDS_KEY = "be unset: nocap reads rows from W&B with an API key (WANDB_API_KEY or wandb login)"
 SERVICE = "WANDB_SERVICE"  # has the address of wandb's own process, which children would share
 
 
