@@ -150,7 +150,7 @@ def _check_precision(composed: Composed) -> None:
 
 def _composer(overrides: Sequence[str]) -> tuple[Composed, Callable[[Sequence[str]], Run]]:
     """Return the run of these overrides, and what makes the run that they are with more of them."""
-    from nocap.config.arm_defaults import compose_measured
+    from nocap.measure.bench_arms import compose_measured
 
     def composed(more: Sequence[str]) -> Run:
         return compose_measured([*without(overrides, more), *more]).run

@@ -258,7 +258,7 @@ def durable_step(made: Recorder, first: int) -> int:
 def check(what: str, at: Path, twin: Twin, *, least: int) -> None:
     """Read the state as a resume would."""
     this = planned(at)
-    if this.outcome() is not None:
+    if not this.end().is_open:
         assert load_runs([this.run_dir]).unreadable == {}, what
         state = state_of(twin.this.run_dir)
         assert state_of(this.run_dir) == state, what
@@ -280,11 +280,11 @@ def check(what: str, at: Path, twin: Twin, *, least: int) -> None:
 
 def resumes_to_the_same_bits(what: str, at: Path, twin: Twin) -> None:
     this = planned(at)
-    if this.outcome() is None:
+    if this.end().is_open:
         start(this)
     state = state_of(twin.this.run_dir)
     assert state_of(this.run_dir) == state, what
-    assert planned(at).outcome() is not None, what
+    assert not planned(at).end().is_open, what
     assert unfinished(this.run_dir / "checkpoints") == [], what
 
 
@@ -360,7 +360,7 @@ def trained(
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (full_at, resource.RLIM_INFINITY))
     this = planned(out, *words)
-    if this.ended_summary() is not None:
+    if this.end().believe() is not None:
         return 0
     return CODES[start(this, **how).status]
 

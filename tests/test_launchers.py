@@ -1,21 +1,28 @@
 """Where a grid's cells run: a pool of local devices, and a cluster's jobs. Whatever the place, the
 records are the same."""
 
+import ctypes
+import importlib
 import json
 import os
 import re
 import signal
+import sys
 from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
 
+from nocap import config
 from nocap.config import hardware
 from nocap.config.compose import compose
-from nocap.config.trainer import Device
+from nocap.config.flags import GridFlags
+from nocap.config.trainer import Device, Precision
 from nocap.launch import attempt, workers
+from nocap.launch.chosen_launcher import check_flags, plan_grid_for
 from nocap.launch.plan import plan
 from nocap.launch.this_machine import ThisMachine, one_at_a_time
+from nocap.options.launcher import OfCluster, Target
 from tests.attempts import wait_until
 from tests.conftest import SMALL
 from tests.grids import ARMS, CELL, Background, records, summaries
@@ -115,10 +122,10 @@ REFUSED = [
     (("hydra/launcher=pool", "hydra.launcher.jbs=1"), "hydra.launcher.jbs is no key"),
     (("hydra.sweeper.max_batch_size=1",), "hydra.sweeper.max_batch_size must not be set"),
     (("hydra.sweep.dir=mine",), "hydra.sweep.dir must not be set"),
-    (("--detach",), "--detach works only with hydra/launcher=slurm"),
+    (("--detach",), "--detach works only with a launcher that has a queue"),
     (
         ("--fail-fast", "hydra/launcher=slurm"),
-        "--fail-fast does not work with hydra/launcher=slurm",
+        "--fail-fast does not work with hydra/launcher=slurm: its queue starts the cells",
     ),
     (
         ("hydra/launcher=ray", "hydra.launcher.target.name=Other", "--plan"),
@@ -138,6 +145,16 @@ def test_what_a_launcher_cannot_run_is_refused_in_a_line(tmp_path, here, words, 
     assert len(done.err.splitlines()) == 1, done
     assert expected in done.err, done
     assert not list(tmp_path.glob("outputs/runs"))
+
+
+def test_a_queue_of_somebody_elses_is_named_by_its_own_launcher():
+    class Pbs(OfCluster):
+        has_queue = True
+
+    launcher = Pbs(kind="pbs")
+    check_flags(launcher, GridFlags(detach=True))
+    with pytest.raises(ValueError, match="hydra/launcher=pbs: its queue starts the cells"):
+        check_flags(launcher, GridFlags(fail_fast=True))
 
 
 # --- other machines -------------------------------------------------------------------------------
@@ -340,3 +357,52 @@ def test_a_target_plans_for_a_machine_that_is_not_here(tmp_path):
     trainer = parts["config"]["trainer"]
     assert trainer["precision"] == "bf16"
     assert trainer["compile"] == "regional"
+
+
+def driver_of_an_a100(name):
+    """A CUDA driver with one GPU."""
+    assert name == "libcuda.so.1"
+
+    def count(number):
+        number._obj.value = 1
+        return 0
+
+    def attribute(part, code, index):
+        part._obj.value = {75: 8, 76: 0}[code]
+        return 0
+
+    return SimpleNamespace(
+        cuInit=lambda flags: 0,
+        cuDeviceGetCount=count,
+        cuDeviceGetName=lambda name, length, index: 0,
+        cuDeviceGetAttribute=attribute,
+    )
+
+
+@pytest.mark.parametrize("target_first", [True, False])
+def test_the_gpu_here_has_a_capability_and_decides_for_no_other_machine(monkeypatch, target_first):
+    """Whichever is asked for first, in a process that has asked for neither."""
+    monkeypatch.setattr(ctypes, "CDLL", driver_of_an_a100)
+    monkeypatch.setattr(config, "hardware", hardware)
+    monkeypatch.delitem(sys.modules, hardware.__name__)
+    fresh = importlib.import_module(hardware.__name__)
+    if not target_first:
+        assert fresh.capability() == (8, 0)
+    with fresh.target("NVIDIA H100 80GB HBM3", "9.9"):
+        assert fresh.capability() is None
+    assert fresh.capability() == (8, 0)
+
+
+@pytest.mark.parametrize("word", ["trainer.cuda_graphs=true", "model.fp8_head=true"])
+def test_a_grid_for_a_clusters_gpus_has_what_only_they_can_do(tmp_path, monkeypatch, word):
+    """Planned on a machine without a GPU."""
+    monkeypatch.setattr(hardware, "cuda_devices", lambda: ())
+    words = [each for each in CELL if not each.startswith("trainer.precision=")]
+    launcher = OfCluster(kind="a", target=Target(device=Device.cuda, name="NVIDIA H100"))
+    cells = [(*words, word, f"output_dir={tmp_path}", f"seed={seed}") for seed in (0, 1)]
+    grid = plan_grid_for(cells, ["seed"], launcher)
+    assert len(grid.cells) == 2
+    for cell in grid.cells:
+        assert cell.plan.run.trainer.device is Device.cuda
+        assert cell.plan.run.trainer.precision is Precision.bf16
+        assert word in cell.overrides

@@ -70,6 +70,27 @@ def test_a_grids_plan_is_arithmetic_on_a_measured_step(
         print_plan(searched, GridFlags(), grid_plan.of_grid)
 
 
+def test_an_arm_has_all_of_a_value_with_blanks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = [f"{number} squared is {number**2}" for number in range(4_000)]
+    for name in ("a seed=1", "a seed=2"):
+        Path(name).write_text("\n".join(lines))
+        lines.append("and so on")
+    words = [word for word in WORDS if not word.startswith("data=")]
+    swept = ["data.path='a seed=1','a seed=2','no  file'", "seed=0,1"]
+    words += ["data=text", "trainer.val_tokens=4096", *swept]
+    print_plan(words, GridFlags(skip_refused=True), grid_plan.of_grid)
+    out = capsys.readouterr().out
+    assert "left out: data.path='no  file': data.path must " in out
+    assert " 4 cells, 0 done, 4 to train" in out
+    assert [row.split("  ")[0] for row in out.splitlines() if row.startswith("data.path")] == [
+        "data.path='a seed=1'",
+        "data.path='a seed=2'",
+    ]
+
+
 def test_a_studys_plan_has_its_search_its_runs_and_its_shorter_schedules(tmp_path: Path) -> None:
     trials = [["optimizer.lr=1e-3"], ["optimizer.lr=2e-3"]]
     tune = {"seeds": [7], "trials": {"mha": trials, "mqa": trials}}

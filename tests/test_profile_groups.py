@@ -15,12 +15,11 @@ from torch.profiler import record_function
 
 from nocap import outside
 from nocap import profile as command
-from nocap.config.arm_defaults import compose_measured
 from nocap.config.compose import compose, composed
 from nocap.config.trainer import Device
 from nocap.generation.engines import Cached, Recompute
 from nocap.measure import peaks, profile_tables
-from nocap.measure.bench_arms import compose_arms
+from nocap.measure.bench_arms import compose_arms, compose_measured
 from nocap.measure.largest_parts import ProfileCommand, file_of, largest, replaced, without
 from nocap.measure.mixer_moments import AROUND, FUSED, MOMENTS, PRODUCT, SOFTMAX, VALUES
 from nocap.measure.profile import ProfileQuestion, profiles

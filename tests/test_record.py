@@ -77,7 +77,7 @@ def edit(path: Path, *without: str, **changed: Any) -> None:
 def same_end(this: Plan, whole: Path) -> None:
     run_dir = planned(whole, SEED).run_dir
     assert state_of(this.run_dir) == state_of(run_dir)
-    assert this.outcome() is not None
+    assert not this.end().is_open
     assert load_runs([this.run_dir]).unreadable == {}
 
 
@@ -182,12 +182,12 @@ def test_a_damaged_end_is_named_and_made_again_from_the_last_checkpoint_or_refus
     (notice,) = again(this).notices
     assert name in told
     assert name in notice
-    assert this.outcome() is None
+    assert this.end().is_open
     assert "not believed; the run goes on from its last checkpoint" in notice
     kept = weights.rename(tmp_path / "kept")
     before = digests(this.run_dir)
     with pytest.raises(ValueError, match=rf"{name}.* there is no valid checkpoint to repair it"):
-        again(this).ended_summary()
+        again(this).end().believe()
     assert digests(this.run_dir) == before
     kept.rename(weights)
     assert start(again(this)).step == STEPS
@@ -207,7 +207,7 @@ def test_a_checkpoint_that_no_run_can_go_on_from_mends_no_record(
     (this.run_dir / "summary.json").write_text("{")
     assert len(newest_valid(newest.parent).invalid) == 1
     with pytest.raises(ValueError, match="there is no valid checkpoint to repair it"):
-        again(this).ended_summary()
+        again(this).end().believe()
 
 
 def test_finished_forged_half_way_is_trained_to_its_end(
@@ -215,9 +215,9 @@ def test_finished_forged_half_way_is_trained_to_its_end(
 ) -> None:
     this = copied(half, tmp_path)
     edit(this.run_dir / "summary.json", status="finished")
-    assert this.outcome() is None
+    assert this.end().is_open
     edit(this.run_dir / "summary.json", "sha256")  # as if an older nocap had written it
-    assert this.outcome() is None
+    assert this.end().is_open
     start(again(this))
     same_end(this, whole)
 
@@ -236,11 +236,11 @@ def test_nothing_of_another_run_is_believed(whole: Path, half: Path, tmp_path: P
     same_end(this, whole)
     for name in ("summary.json", "metrics.jsonl"):
         shutil.copy(other.run_dir / name, this.run_dir / name)
-    assert this.outcome() is None
+    assert this.end().is_open
     shutil.copy(other.run_dir / "manifest.json", this.run_dir / "manifest.json")
     refusal = f"be of the run in the folder's name, {this.identity}, got {other.identity}"
     with pytest.raises(ValueError, match=refusal):
-        again(this).ended_summary()
+        again(this).end().believe()
 
 
 # --- compare --------------------------------------------------------------------------------------

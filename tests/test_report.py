@@ -14,6 +14,7 @@ from typing import Any
 from nocap.display import DURATIONS, ONE, duration, three_digits
 from nocap.report import comparison_page as report
 from nocap.report import comparison_tables, flat_rows
+from nocap.report.axis import decades, round_numbers
 from nocap.report.short_names import distinct
 from nocap.report.table import Column, Table
 from nocap.store.record import Curve, Record
@@ -89,6 +90,14 @@ def test_a_column_has_equal_decimals() -> None:
     assert [cell.text for (cell,) in long.cells] == ["1.6 min", "2.2 min"]
     far = Table(title="", columns=[of_arms], rows=[[0.123], [1234.0]])
     assert [cell.text for (cell,) in far.cells] == ["0.123", "1,234"]
+
+
+def test_ticks_are_round_and_reach_both_ends() -> None:
+    assert round_numbers(0.0, 0.3, 3) == [0.0, 0.1, 0.2, 0.3]
+    assert round_numbers(-1.9, 7.0, 4) == [0.0, 5.0]
+    assert round_numbers(3.3, 3.34, 5) == [3.3, 3.31, 3.32, 3.33, 3.34]
+    assert decades(0.1, 30.0, (1, 2, 5)) == [0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0]
+    assert decades(0.1, 30.0, (1,)) == [0.1, 1.0, 10.0]
 
 
 def test_values_that_modules_log_are_a_table_of_means() -> None:

@@ -15,11 +15,12 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from optuna.trial import create_trial
 
 from nocap.config.compose import composed
-from nocap.config.flags import GridFlags
+from nocap.config.flags import GridFlags, parse
 from nocap.config.trainer import Device, Sampler, Search
 from nocap.launch import search as searching
 from nocap.launch.multirun import multirun
 from nocap.launch.plan import Plan
+from nocap.launch.run_folder import End
 from nocap.launch.search import options_in, plan_search
 from nocap.launch.search_space import describe, ends, propose, space_of, words_of
 from nocap.launch.this_machine import ThisMachine, one_at_a_time
@@ -47,6 +48,13 @@ def test_the_words_of_a_search_are_taken_from_a_grids():
     assert others == ["attention=gqa", LR]
     assert options_in(["attention=gqa,mha"]) == (None, ["attention=gqa,mha"])
     assert options_in(["search=tpe"])[0] == Search(sampler=Sampler.tpe)
+
+
+def test_a_search_is_asked_for_with_a_plus_too():
+    words = ["+search=tpe", "+search.trials=3"]
+    assert options_in([*words, "+seed=4"]) == (Search(sampler=Sampler.tpe, trials=3), ["+seed=4"])
+    assert parse(words).is_grid
+    assert not parse(["+seed=4", "seed.search=1"]).is_grid
 
 
 WRONG_SEARCHES = [
@@ -235,8 +243,8 @@ class Trainer:
         self.trained: list[str] = []
         self.kill_at: int | None = None
 
-    def outcome(self, plan):
-        return self.ends.get(plan.identity)
+    def end(self, plan):
+        return End(summary=self.ends.get(plan.identity))
 
     def __call__(self, grid, executor, *, more=tuple, total=0):
         self.grid = grid
@@ -273,7 +281,7 @@ def fake(monkeypatch):
     def made(loss):
         trainer = Trainer(loss)
         monkeypatch.setattr(searching, "Runner", trainer)
-        monkeypatch.setattr(Plan, "ended_summary", lambda plan: trainer.outcome(plan))
+        monkeypatch.setattr(Plan, "end", lambda plan: trainer.end(plan))
         return trainer
 
     return made
@@ -309,8 +317,9 @@ def test_a_killed_search_goes_on_with_the_trials_that_it_would_have_had(tmp_path
     for trainer.kill_at in (0, 12, None):
         with pytest.raises(Kill) if trainer.kill_at is not None else nullcontext():
             carried(a_search(tmp_path / "cut", search))
-    again = a_search(tmp_path / "cut", search).trials()
-    assert [(trial.words, trial.val_loss) for trial in again] == whole
+    again = a_search(tmp_path / "cut", search)
+    again.update()
+    assert [(trial.words, trial.val_loss) for trial in again.trials()] == whole
     # each once
     expected = list(range(1, 14))
     numbers = sorted(int(label.split()[1].rstrip(":")) for label in trainer.trained)
@@ -419,7 +428,9 @@ def test_a_pool_asks_for_batches_and_a_kill_changes_none(tmp_path, fake):
     for trainer.kill_at in (2, 13, None):
         with pytest.raises(Kill) if trainer.kill_at else nullcontext():
             carried(a_search(tmp_path / "cut", search), pool)
-    assert [trial.words for trial in a_search(tmp_path / "cut", search).trials()] == whole
+    again = a_search(tmp_path / "cut", search)
+    again.update()
+    assert [trial.words for trial in again.trials()] == whole
 
 
 WRONG_ENDS = [

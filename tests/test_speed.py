@@ -20,7 +20,7 @@ from nocap.judge import bench_speeds
 from nocap.judge.cautious_interval import of_pairs
 from nocap.measure import bench as measure
 from nocap.measure.bench import LIMIT, carry_out, interleave, order
-from nocap.measure.bench_arms import compose_arm, compose_arms
+from nocap.measure.bench_arms import compose_arm, compose_arms, compose_measured
 from nocap.measure.bench_result import Facts
 from nocap.measure.clock import Clock
 from nocap.measure.timed_arm import DivergedError, TimedArm, block_steps
@@ -612,3 +612,12 @@ CHIPS = {
 def test_a_chip_has_its_own_peak_or_none(monkeypatch, name):
     monkeypatch.setattr(hardware, "cuda_devices", lambda: (name,))
     assert hardware.peak_flops(Device.cuda, Precision.bf16)[0] == CHIPS[name]
+
+
+@pytest.mark.parametrize("plus", ["", "+", "++"])
+def test_a_step_is_measured_compiled_where_a_length_is_given(monkeypatch, plus):
+    monkeypatch.setattr(hardware, "cpp_compiler", lambda: "/usr/bin/g++")
+    words = ["model=small", "trainer.device=cpu"]
+    measured = compose_measured([*words, f"{plus}trainer.steps=5000"])
+    assert measured.run.trainer.compile is Compile.regional
+    assert compose_measured(words).run.trainer.compile is Compile.off

@@ -257,17 +257,17 @@ def test_cells_are_told_apart_by_what_their_grid_sweeps(
     assert not trackers
     for plan in plans:
         MirrorPlace(id=plan.identity).write(made_folder(plan.run_dir))
-    (line,) = send_left(plans, grid.folder)
+    line = send_left(plans, grid.folder)
     command = f"python -m nocap.runs sync out/grids/{grid.name}"
     assert line == f"nocap did not upload 2 of 2 runs; send the rest with {command}"
     MirrorPlace(id="grid").write(made_folder(grid.folder))
-    (line,) = send_left(plans, grid.folder)
+    line = send_left(plans, grid.folder)
     assert (
         line == f"nocap did not upload 2 of 2 runs and the comparison; send the rest with {command}"
     )
     for plan in plans:
         MirrorPlace(id=plan.identity, complete=True).write(plan.run_dir)
-    (line,) = send_left(plans, grid.folder)
+    line = send_left(plans, grid.folder)
     assert line == f"nocap did not upload the comparison; send the rest with {command}"
 
 
@@ -420,7 +420,7 @@ def test_comparison_is_a_run_with_a_table_and_the_report(run_dir: Path) -> None:
 from nocap.judge.comparison_json import result_of
 from nocap.judge.comparison_schema import to_json
 from nocap.report.flat_rows import tables_of
-from nocap.store.tracking import track_comparison
+from nocap.store.tracking import ComparisonFacts, track_comparison
 from tests.made_grid import made
 comparison = to_json(result_of(made(3, broken=False)))
 Path("report.html").write_text("the report")
@@ -428,7 +428,9 @@ tracker = Wandb(project="p", entity=None, group=None, mode=WandbMode.offline, in
 facts = RunFacts(identity="grid-1", name="grid", arm="comparison", seed=0, run_dir=Path.cwd(),
     config={}, group="grid")
 tables = tables_of(made(3, broken=False))
-track_comparison(tracker, facts, tables=tables, report=Path("report.html"), summary={})
+track_comparison(
+    tracker, ComparisonFacts(facts=facts, tables=tables, report=Path("report.html"), summary={})
+)
 arms = [[a["label"], a["n"], a["val_loss"], (a["difference"] or {}).get("verdict", "baseline")]
     for a in comparison["arms"]]
 levels = [[f"{f['key']}={l['level']}", f["baseline"],

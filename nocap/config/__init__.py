@@ -10,8 +10,9 @@ The tree:
 From a command line to a checked `Run`:
 
     flags            the flags of `nocap.train`, listed once
+    override_keys    the key of an override, without Hydra
     override_text    the characters of an override's value, as they were typed
-    overrides        overrides by Hydra's grammar, and which of them choose options
+    overrides        overrides by Hydra's grammar: what they set, and which of them choose options
     choices          the options that overrides choose, composed by Hydra
     compose          from overrides to a `Run`
     arm_defaults     compose arms with the defaults of their baseline

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 from nocap.config.compose import OF_ARMS, Composed, composed
 from nocap.config.defaults import fits_a_graph
 from nocap.config.plain import to_plain
-from nocap.config.trainer import Device
 
 
 def as_in(
@@ -59,23 +58,3 @@ def as_baseline(
 def is_beyond_graphs(arm: Composed) -> bool:
     """Return whether an arm chooses no CUDA graph, and none is known to hold what it does."""
     return "cuda_graphs" in arm.defaults and not fits_a_graph(arm.run)
-
-
-def compose_measured(overrides: Sequence[str], baseline: Composed | None = None) -> Composed:
-    """Return a run whose step is measured: with one thread, whose process time is a fair clock on a
-    machine that others use, and on a CPU not compiled, which pays in no measurement; unless the
-    overrides choose otherwise or give a length, `trainer.steps`, whose default then is measured.
-    Beside a `baseline`: `as_in` it.
-
-    Errors:
-        ValueError: as for `compose`.
-    """
-    words = ("trainer.threads=1", *overrides)
-    arm = as_in(baseline, words)
-    on_cpu = arm.run.trainer.device is Device.cpu
-    if baseline is not None or not on_cpu or "compile" not in arm.defaults:
-        return arm
-    has_length = any(word.startswith("trainer.steps=") for word in overrides)
-    if has_length:
-        return arm
-    return composed([*words, "trainer.compile=off"])

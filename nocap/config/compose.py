@@ -62,10 +62,26 @@ def composed(overrides: Iterable[str]) -> Composed:
     """
     words = tuple(overrides)
     config, choices = raw_config(words)
+    defaults = _defaults_in(config)
+    return Composed(overrides=words, run=_run(config), choices=choices, defaults=defaults)
+
+
+def defaults_in(overrides: Iterable[str]) -> tuple[str, ...]:
+    """Return what of `trainer` follows from the machine and the shape with these overrides, which
+    may fit another machine alone.
+
+    Errors:
+        ValueError: as for `raw_config`.
+    """
+    config, _ = raw_config(tuple(overrides))
+    return _defaults_in(config)
+
+
+def _defaults_in(config: DictConfig) -> tuple[str, ...]:
+    """Return the keys of `trainer` that nobody chose."""
     trainer = cast(dict[str, Any], OmegaConf.to_container(config.trainer))
     # an experiment may have another rule for the same key, as for a micro-batch
-    defaults = tuple(key for key in DEFAULTS if str(trainer[key]).startswith(f"${{nocap.{key}:"))
-    return Composed(overrides=words, run=_run(config), choices=choices, defaults=defaults)
+    return tuple(key for key in DEFAULTS if str(trainer[key]).startswith(f"${{nocap.{key}:"))
 
 
 def compose_with_config(words: Sequence[str]) -> tuple[DictConfig, Run]:

@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Any
 
 from nocap.config.keys import require
+from nocap.config.override_keys import is_of_search
 
 INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")  # what Hydra answers
 FACTS = "flag"  # the key of a field's metadata
@@ -203,7 +204,7 @@ class Flags:
     @property
     def is_grid(self) -> bool:
         """Say whether it is a grid: what only a grid can have makes it one."""
-        searches = any(word.startswith(("search=", "search.")) for word in self.overrides)
+        searches = any(map(is_of_search, self.overrides))
         return self.multirun or searches or bool(self.grid.names)
 
 

@@ -58,7 +58,17 @@ _TARGET = ContextVar[tuple[str, str | None] | None]("target", default=None)
 @contextmanager
 def target(name: str | None, torch: str | None) -> Iterator[None]:
     """Plan, inside the block, for a machine with this GPU or CPU and torch; without a `name`, for
-    this one."""
+    this one.
+
+    These answer for the target: `device_name`, `torch_build`, and with them `describe` and
+    `peak_flops`. `capability` is not known there. `check_device`, `check_compiler` and
+    `check_malloc` refuse nothing: the job checks again where it runs.
+
+    These describe this machine, also inside the block: `cuda_devices`, `native_bf16`, `has_amx`,
+    `has_glibc` and `cpp_compiler`, and so do the defaults that follow from them: device, precision,
+    compilation, threads and malloc. A launcher's target states the first four, or a GPU decides
+    them, and the pool of malloc is in no identity.
+    """
     machine = None if name is None else (name, torch)
     before = _TARGET.set(machine)
     try:
@@ -91,11 +101,18 @@ def cuda_devices() -> tuple[str, ...]:
     return tuple(names)
 
 
-@cache
 def capability() -> tuple[int, int] | None:
-    """Return the compute capability of the first GPU, from the CUDA driver; `None`: it is not here,
-    or the driver does not say."""
-    if not is_here() or not cuda_devices():
+    """Return the compute capability of the first GPU that a run is for; `None`: it is not here, or
+    the driver does not say."""
+    if not is_here():
+        return None
+    return _capability_here()
+
+
+@cache
+def _capability_here() -> tuple[int, int] | None:
+    """Ask the CUDA driver."""
+    if not cuda_devices():
         return None
     driver = ctypes.CDLL("libcuda.so.1")
     major = ctypes.c_int()

@@ -9,7 +9,7 @@ import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, field, fields, is_dataclass
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 # What a key may count for → whether it does by default.
 COUNTS = {
@@ -65,22 +65,40 @@ LIMITS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
 TEXT = 4096  # characters of a string
 
 
+class KeyFacts(TypedDict, total=False):
+    """What a key declares: its limits (`LIMITS`), what it counts for (`COUNTS`), and more.
+
+    Where a field holds an option, a key of `COUNTS` that is False excludes all of the option's keys
+    but those that say True themselves, True includes them all, and without either each key decides.
+    """
+
+    ge: float
+    gt: float
+    le: float
+    lt: float
+    identity: bool
+    step: bool
+    losses: bool
+    help: str
+    longest: int  # the most characters of a text
+    free: bool  # a text of any characters
+    text: bool  # of a field of type Any: a text, or a list of texts
+    # the key came after runs were registered; it counts where it is not its default, so that what
+    # counted before stays as it was
+    added: bool
+
+
 def key(
-    *, default: Any = MISSING, default_factory: Callable[[], Any] | Any = MISSING, **facts: Any
+    *,
+    default: Any = MISSING,
+    default_factory: Callable[[], Any] | Any = MISSING,
+    **facts: Unpack[KeyFacts],
 ) -> Any:
     """Return a dataclass field that declares its limits and what it counts for: `devices: int =
-    key(ge=1, le=4096, identity=False)`.
-
-    `LIMITS` and `COUNTS` have the words; `longest`: the most characters of a text. For a field that
-    holds an option: False excludes all its keys but those that say True themselves, True includes
-    them all, and without either each key decides. `free`: text of any characters. `text`: of a
-    field of type Any, a text or a list of texts. `added`: the key came after runs were registered;
-    it counts where it is not its default, so that what counted before stays as it was. The comment
-    beside a key, or above it, is its text in `--help`.
-    """
-    known = COUNTS.keys() | LIMITS.keys() | {"help", "free", "text", "longest", "added"}
-    assert facts.keys() <= known, facts
-    return field(default=default, default_factory=default_factory, metadata=facts)
+    key(ge=1, le=4096, identity=False)`. The comment beside a key, or above it, is its text in
+    `--help`."""
+    assert facts.keys() <= KeyFacts.__annotations__.keys(), facts
+    return field(default=default, default_factory=default_factory, metadata=dict(facts))
 
 
 def check_keys(place: str, option: Any) -> None:
@@ -171,8 +189,8 @@ def _holds_options(value: object) -> bool:
 
 def flat(tree: Mapping[str, Any], joint: str = ".", prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield each value of nested mappings by its full key, as in `attention.n_kv_heads`."""
-    for key, value in tree.items():
-        name = f"{prefix}{key}"
+    for part, value in tree.items():
+        name = f"{prefix}{part}"
         if isinstance(value, Mapping):
             yield from flat(value, joint, f"{name}{joint}")
         else:

@@ -1,4 +1,4 @@
-"""Parse overrides by Hydra's grammar, and say which of them choose options."""
+"""Parse overrides by Hydra's grammar, and say what they set and which of them choose options."""
 
 from __future__ import annotations
 

@@ -194,11 +194,11 @@ class Run:
         recorded, and what was drawn."""
         if not self.trainer.cuda_graphs:
             return
-        key = "trainer.cuda_graphs"
-        require(not self.draws, key, "be false with an option that draws random numbers", True)
+        place = "trainer.cuda_graphs"
+        require(not self.draws, place, "be false with an option that draws random numbers", True)
         for name, idea in self.ideas.items():
             rule = f"be false with ideas.{name}, which runs code between steps"
-            require(not overrides(idea, *STEP_JOINTS), key, rule, True)
+            require(not overrides(idea, *STEP_JOINTS), place, rule, True)
 
     def _check_trackers(self) -> None:
         """Refuse keys of a tracker that is named beside another."""
@@ -232,8 +232,8 @@ def added_keys() -> dict[str, object]:
     for f in fields(Run):
         if f.name in outside.groups():
             for kind in outside.options(f.name).values():
-                added = [key for key in fields(kind) if key.metadata.get("added")]
-                defaults |= {f"{f.name}.{key.name}": key.default for key in added}
+                added = [own for own in fields(kind) if own.metadata.get("added")]
+                defaults |= {f"{f.name}.{own.name}": own.default for own in added}
     return defaults
 
 

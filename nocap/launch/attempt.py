@@ -48,12 +48,13 @@ def clean(plan: Plan) -> None:
             delete([*leftovers(plan), *surplus_checkpoints(plan)])
 
 
-def earlier_end(plan: Plan) -> RunResult | None:
-    """Return how some process has brought this run to its end."""
-    result = plan.outcome()
-    if result is not None and result.status is not RunStatus.damaged:
+def clean_if_ended(plan: Plan) -> RunResult | None:
+    """Clean the folder of a run that some process has brought to its end, and return how it ended;
+    None: it has not. The folder of a damaged run stays as it is."""
+    end = plan.end()
+    if end.summary is not None:
         clean(plan)
-    return result
+    return end.result()
 
 
 def run_and_report(plan: Plan, *, started: float, wait_s: float = 0.0) -> int:
@@ -106,12 +107,12 @@ def bring_to_end(
     Errors:
         ValueError: another process is training it, and still is after `wait_s` seconds.
     """
-    summary = plan.ended_summary()
+    summary = plan.end().believe()
     if summary is not None:
         clean(plan)
         return RunResult.of(summary)
     with hold(plan, wait_s=wait_s) as run_lease:
-        summary = plan.ended_summary()
+        summary = plan.end().believe()
         if summary is not None:  # its holder has brought it to its end
             return RunResult.of(summary)
         log(headline(plan))

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from nocap import outside
 from nocap.config import hardware
-from nocap.config.compose import Composed, composed
+from nocap.config.compose import Composed, composed, defaults_in
 from nocap.config.explain import one_line_errors
 from nocap.config.flags import TIME, GridFlags
 from nocap.config.keys import check_keys, require
@@ -55,10 +55,11 @@ def check_flags(launcher: Launcher | None, flags: GridFlags) -> None:
     """
     in_queue = launcher is not None and launcher.has_queue
     if flags.detach and not in_queue:
-        raise ValueError("--detach works only with hydra/launcher=slurm")
-    if flags.fail_fast and in_queue:
-        line = "--fail-fast does not work with hydra/launcher=slurm: Slurm's queue starts the cells"
+        line = "--detach works only with a launcher that has a queue, such as hydra/launcher=slurm"
         raise ValueError(line)
+    if flags.fail_fast and launcher is not None and launcher.has_queue:
+        chosen = f"hydra/launcher={launcher.kind}"
+        raise ValueError(f"--fail-fast does not work with {chosen}: its queue starts the cells")
     if flags.time is not None and _machines(launcher) is not None:
         raise ValueError(f"{TIME} does not work on a cluster: it times the arms on this machine")
 
@@ -108,10 +109,9 @@ def _on_cluster(
     """Return the grid as runs on the machines of a cluster."""
 
     def compose(words: Sequence[str]) -> Composed:
-        here = composed(words)
-        keys = [key for key in here.defaults if key in MACHINE]
-        of_target = _of_machine(target, keys)
-        return composed([*words, *of_target]) if of_target else here
+        # what fits the target alone is refused here, so it decides first
+        keys = [key for key in defaults_in(words) if key in MACHINE]
+        return composed([*words, *_of_machine(target, keys)])
 
     with hardware.target(target.name, target.torch):
         grid = plan_grid(

@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, cast
 
 from nocap.config.keys import flat, require
 from nocap.config.paths import expanded
@@ -56,6 +56,12 @@ class EarlierRun:
     seconds: float  # that its training took
 
 
+class Learner(Protocol):
+    """An option that learns from another run: it has the key of `learns_from`."""
+
+    run: str
+
+
 def located(run: Run) -> Run:
     """Return a copy with a folder for each run that it names, so that its record stays true when
     there are more runs.
@@ -70,8 +76,8 @@ def located(run: Run) -> Run:
     for name, option in run.options():
         teacher = option.learns_from()
         if teacher is not None:
-            # the key of `learns_from`
-            option.run = str(_run_folder(f"{name}.run", teacher, outputs))  # type: ignore[attr-defined]
+            learner = cast(Learner, option)
+            learner.run = str(_run_folder(f"{name}.run", teacher, outputs))
     return run
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 if TYPE_CHECKING:  # `--help` reads the launchers' keys, and starts in half a second
@@ -13,12 +14,18 @@ if TYPE_CHECKING:  # `--help` reads the launchers' keys, and starts in half a se
     from nocap.launch.run_result import RunResult
 
 
+@dataclass(frozen=True, slots=True)
+class JobEnd:
+    """The end of a job on another machine: the record says how its run ended."""
+
+    reason: str  # why there is no record, where there is none
+
+
 class Work(Protocol):
     """What an executor has begun."""
 
-    def poll(self) -> RunResult | str | None:
-        """Return how it ended, once it has; of another machine a reason, which counts where the
-        record tells nothing.
+    def poll(self) -> RunResult | JobEnd | None:
+        """Return how it ended, once it has.
 
         Errors:
             OSError, ValueError: its record cannot be read.

@@ -14,10 +14,10 @@ from nocap.config.arm_defaults import as_baseline, as_in
 from nocap.config.compose import Composed
 from nocap.config.defaults import BEYOND_GRAPHS
 from nocap.config.keys import is_fault
+from nocap.config.override_keys import key_of
 from nocap.judge.equal_loss import STEPS
 from nocap.launch.plan import Datasets, Plan, plan
 from nocap.launch.seed_request import seed_requests
-from nocap.launch.sweep import key_of
 from nocap.store.file_writing import delete, unfinished
 from nocap.store.grid_file import GRID
 from nocap.store.record_files import digest, write_json
@@ -32,8 +32,15 @@ class Cell:
     """A run of a grid."""
 
     overrides: tuple[str, ...]  # all of them, as Hydra takes them
-    label: str  # those that the grid varies
+    label: str
     plan: Plan
+    # what sets it apart: the overrides that the grid varies, or a study's words
+    varied: tuple[str, ...] = ()
+
+    @property
+    def arm_words(self) -> list[str]:
+        """Return what sets the cell's arm apart."""
+        return without_seed(self.varied)
 
     def json(self) -> dict[str, Any]:
         """Return the cell's entry in `grid.json`."""
@@ -88,8 +95,17 @@ class Grid:
 class Refusal:
     """A cell that cannot be trained."""
 
-    label: str
+    varied: tuple[str, ...]  # the overrides that the grid varies
     reason: str
+
+    @property
+    def label(self) -> str:
+        return label_of(self.varied)
+
+    @property
+    def arm(self) -> str:
+        """Return the label without the seed, unless the seed is all of it."""
+        return " ".join(without_seed(self.varied)) or self.label
 
 
 class Planner:
@@ -118,17 +134,21 @@ class Planner:
         """Return the cells of these overrides that can be trained."""
         cells = list[Cell]()
         for number, overrides in enumerate(every):
-            label = _varied(overrides, self._labelled)
+            varied = _varied(overrides, self._labelled)
             try:
-                cells.append(self._cell(overrides, label, others=every[number + 1 :]))
+                cells.append(self._cell(overrides, varied, others=every[number + 1 :]))
             except ValueError as error:
                 if is_fault(error):
                     raise
-                self.refusals.append(Refusal(label=label, reason=str(error)))
+                self.refusals.append(Refusal(varied=varied, reason=str(error)))
         return cells
 
     def _cell(
-        self, overrides: Sequence[str], label: str, *, others: Sequence[Sequence[str]]
+        self,
+        overrides: Sequence[str],
+        varied: tuple[str, ...],
+        *,
+        others: Sequence[Sequence[str]],
     ) -> Cell:
         """Compose and plan a cell. `others`: those after it, which it decides for where it is the
         first.
@@ -142,24 +162,34 @@ class Planner:
             self._first = composed
         planned = plan(composed.run, choices=composed.choices, datasets=self._datasets)
         self.experiments.add(composed.choices.get("experiment"))
+        label = label_of(varied)
         if not self._swept:
             label = planned.name
-        return Cell(overrides=composed.overrides, label=label, plan=planned)
+        return Cell(overrides=composed.overrides, label=label, plan=planned, varied=varied)
 
     def _baseline(self, first: Composed, others: Sequence[Sequence[str]]) -> Composed:
         """Return the first cell, without CUDA graphs where it has them by default and another cell
         cannot have them."""
         baseline, beyond = as_baseline(first, others, self._compose)
         if beyond is not None:
-            why = f"in {_varied(beyond, self._swept)} {BEYOND_GRAPHS}"
+            why = f"in {label_of(_varied(beyond, self._swept))} {BEYOND_GRAPHS}"
             self._log(f"note: trainer.cuda_graphs=false for all arms: {why}")
         return baseline
 
 
-def _varied(overrides: Sequence[str], keys: Sequence[str]) -> str:
+def _varied(overrides: Sequence[str], keys: Sequence[str]) -> tuple[str, ...]:
     """Return those of a cell's overrides that the grid varies."""
-    words = [override for override in overrides if key_of(override) in keys]
-    return " ".join(words) or "the only cell"
+    return tuple(override for override in overrides if key_of(override) in keys)
+
+
+def label_of(varied: Sequence[str]) -> str:
+    """Return what a person reads of the overrides that a grid varies."""
+    return " ".join(varied) or "the only cell"
+
+
+def without_seed(varied: Sequence[str]) -> list[str]:
+    """Return the overrides that are no seed's."""
+    return [override for override in varied if key_of(override) != "seed"]
 
 
 def plan_grid(
@@ -216,9 +246,7 @@ def _left_out(refusals: Sequence[Refusal]) -> list[LeftOut]:
     """Return an arm once, whatever its seeds."""
     counts = Counter[tuple[str, str]]()
     for refusal in refusals:
-        words = [word for word in refusal.label.split() if key_of(word) != "seed"]
-        arm = " ".join(words) or refusal.label
-        counts[arm, refusal.reason] += 1
+        counts[refusal.arm, refusal.reason] += 1
     return [LeftOut(arm=arm, reason=reason, cells=n) for (arm, reason), n in counts.items()]
 
 
@@ -228,7 +256,7 @@ def _several_outputs(cells: Sequence[Cell]) -> list[Refusal]:
     if len(outputs) <= 1:
         return []
     reason = "output_dir must be the same for all cells of a grid"
-    return [Refusal(label=f"output_dir={','.join(outputs)}", reason=reason)]
+    return [Refusal(varied=(f"output_dir={','.join(outputs)}",), reason=reason)]
 
 
 def _refuse(refusals: Sequence[Refusal], total: int) -> None:

@@ -67,6 +67,7 @@ def report(
         is_compared = _compare(grid)
     else:
         drop_page(grid.folder)
+    _send_left(grid)
     _print_commands(grid)
     if counts.keys() & {RunStatus.failed, RunStatus.waiting, RunStatus.damaged} or not is_compared:
         return EXIT_CODES[RunStatus.failed]
@@ -106,11 +107,15 @@ def _print_reason(ended: EndedCell) -> None:
     print(f"nocap: {what}: {ended.cell.label} ({reason})", file=sys.stderr)
 
 
-def _print_commands(grid: Grid) -> None:
-    """Send what a tracker's server lacks, and print what is left, where the page is, and the
-    commands that show more."""
-    for line in send_left([cell.plan for cell in grid.cells], grid.folder):
+def _send_left(grid: Grid) -> None:
+    """Send what a tracker's server lacks, and print what is left."""
+    line = send_left([cell.plan for cell in grid.cells], grid.folder)
+    if line is not None:
         print(f"tracker: {line}", flush=True)
+
+
+def _print_commands(grid: Grid) -> None:
+    """Print where the page is, and the commands that show more."""
     page = grid.folder / REPORT
     if page.is_file():
         print(f"report: {shown(page)}")
@@ -135,7 +140,7 @@ def _compare(grid: Grid) -> bool:
         tracker = grid.cells[0].plan.run.tracker
         if is_new:
             facts = comparison_facts(grid.folder, comparison)
-            address = track_comparison(tracker, **facts, report=grid.folder / REPORT)
+            address = track_comparison(tracker, facts)
             if address and not has_unsent(tracker, grid.folder):
                 print(f"tracker: {address}")
         folders = {cell.label: cell.plan.run_dir for cell in grid.cells}

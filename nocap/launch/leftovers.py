@@ -9,6 +9,7 @@ from typing import Any
 
 from nocap.config.trainer import Trainer
 from nocap.launch.plan import Plan
+from nocap.store.attempt_entry import attempts_in
 from nocap.store.checkpoints import FOLDER, is_folder, newest_first, step_of
 from nocap.store.file_writing import unfinished
 from nocap.store.record_files import MANIFEST, read_json
@@ -39,5 +40,5 @@ def surplus_checkpoints(plan: Plan) -> list[Path]:
 def keeps_last(manifest: Mapping[str, Any], trainer: Trainer) -> bool:
     """Say whether the weights of a run's last step stay. Those of a grid's cell stay only where
     `trainer.keep_steps` has that step: a large grid would fill a disk."""
-    is_cell = manifest["attempts"][-1].get("grid") is not None
+    is_cell = attempts_in(manifest)[-1].is_cell
     return not is_cell or trainer.steps in trainer.keep_steps

@@ -30,7 +30,7 @@ from nocap.launch.executor import Executor
 from nocap.launch.grid import Grid
 from nocap.launch.grid_end import report
 from nocap.launch.grid_page import drop_page
-from nocap.launch.runner import Runner, earlier_ends
+from nocap.launch.runner import Runner, clean_ended
 from nocap.launch.search_space import space_of
 from nocap.launch.sweep import expand
 from nocap.launch.this_machine import ThisMachine, one_at_a_time
@@ -245,7 +245,7 @@ def train_grid(grid: Grid, command: Command, *, before: Path | None = None) -> i
     """Carry out the cells of a grid, report how it ended, and return the exit code. `before`: see
     `Timer.measure`."""
     flags = command.flags
-    results = earlier_ends(grid.cells)
+    results = clean_ended(grid.cells)
     todo = [cell.plan.run for cell in grid.cells if cell.plan.identity not in results]
     executor = _begin(grid, command.launcher, todo)
     stopped = False

@@ -10,6 +10,7 @@ from typing import Any
 
 from nocap.config import hardware
 from nocap.config.keys import flat, require
+from nocap.config.override_keys import key_of
 from nocap.config.paths import cache_root, expanded, private_caches
 from nocap.config.plain import to_plain
 from nocap.config.run import Run
@@ -17,12 +18,11 @@ from nocap.config.trainer import Compile
 from nocap.data.batches import train_windows, val_windows
 from nocap.data.prepare import Dataset, prepare
 from nocap.launch.earlier_runs import EarlierRun, checkpoint_of, init_checkpoint, located, teachers
-from nocap.launch.run_folder import damage_notices, half_done_notices, read_end
-from nocap.launch.run_result import RunResult
+from nocap.launch.run_folder import End, damage_notices, half_done_notices, read_end
 from nocap.launch.seed_request import SeedRequest
 from nocap.store.checkout import uncommitted
 from nocap.store.identity import identity_parts
-from nocap.store.record_files import RunStatus, digest
+from nocap.store.record_files import digest
 from nocap.store.runs import of_identity
 
 
@@ -47,25 +47,9 @@ class Plan:
     request: SeedRequest | None = None  # None: a command that asked for this run alone
     notices: tuple[str, ...] = ()  # what a person should know before it starts
 
-    def ended_summary(self) -> dict[str, Any] | None:
-        """Return the summary of this run if it has come to its end: finished, or diverged, which it
-        would do again. One that is damaged has not, where there is a checkpoint to go on from.
-
-        Errors:
-            ValueError: it is damaged, and there is none.
-        """
-        return read_end(self.run_dir, self.identity).summary
-
-    def outcome(self) -> RunResult | None:
-        """Return how a run among others has come to its end; None: it has not. One that is damaged,
-        and that no checkpoint makes again, is no error here."""
-        try:
-            summary = self.ended_summary()
-        except ValueError as error:
-            return RunResult(status=RunStatus.damaged, reason=str(error))
-        if summary is None:
-            return None
-        return RunResult.of(summary)
+    def end(self) -> End:
+        """Return how some process has brought this run to its end, or that none has."""
+        return read_end(self.run_dir, self.identity)
 
 
 Datasets = dict[str, Dataset | ValueError]  # each source is prepared once, also the one that fails
@@ -238,5 +222,5 @@ def typed_keys(run: Run, overrides: Iterable[str]) -> tuple[str, ...]:
     """Return the keys that a command line sets and that make another run, in its order; options are
     in the run's name already."""
     counted = dict(flat(run.that_count("identity", to_plain(run))))
-    keys = [override.lstrip("+").partition("=")[0] for override in overrides]
+    keys = map(key_of, overrides)
     return tuple(dict.fromkeys(key for key in keys if "." in key and key in counted))

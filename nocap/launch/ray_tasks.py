@@ -15,7 +15,7 @@ from nocap.config.keys import require
 from nocap.config.run import Run
 from nocap.config.trainer import Device
 from nocap.launch.cluster_cell import CellJob
-from nocap.launch.executor import Executor, last_words
+from nocap.launch.executor import Executor, JobEnd, last_words
 from nocap.launch.grid import Cell
 
 # until an address that does not answer is nobody's: Ray itself tries for minutes, and then ends the
@@ -128,7 +128,7 @@ class RayTask:
         task = remote.options(name=self._job.identity, num_cpus=need.cpus, num_gpus=need.gpus)
         self._reference = task.remote(self._job.words, env, os.getcwd(), str(self._job.log))
 
-    def poll(self) -> str | None:
+    def poll(self) -> JobEnd | None:
         ray = self._tasks.ray
         ready, _ = ray.wait([self._reference], timeout=0)
         if not ready:
@@ -136,16 +136,16 @@ class RayTask:
         try:
             ray.get(self._reference)
             printed = self._job.log.read_text(errors="replace")
-            return last_words(printed) or f"see {self._job.log}"
+            return JobEnd(last_words(printed) or f"see {self._job.log}")
         except ray.exceptions.TaskCancelledError:
-            return "not started"
+            return JobEnd("not started")
         except ray.exceptions.RayTaskError as error:  # such as a folder that is not there
-            return str(error.cause)
+            return JobEnd(str(error.cause))
         except ray.exceptions.RayError as error:  # its node was lost
             first_line = next(iter(str(error).splitlines()), "")
             reason = f"{type(error).__name__}: {first_line:.200}"
         if self._losses == self._tasks.restarts or self._stopping:
-            return reason
+            return JobEnd(reason)
         self._losses += 1
         print(
             f"lost     {self._cell.label}  {reason}; continues on another node ({self._losses} of "

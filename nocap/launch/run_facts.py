@@ -3,7 +3,7 @@ No torch here."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from nocap.config.outgoing_text import redact
 from nocap.judge.arm_labels import short_keys
 from nocap.judge.arms import arm_key, spell
 from nocap.options.tracker import RunFacts
+from nocap.store.attempt_entry import AttemptEntry, attempts_in
 from nocap.store.times import moment
 
 
@@ -25,7 +26,7 @@ def run_facts(
     """Return what a tracker is told of a run. `config`: as its record has it; `params`: the numbers
     of its parameters."""
     options = manifest["options"]
-    grid = manifest["attempts"][-1].get("grid")
+    attempts = attempts_in(manifest)
     seed = int(config["seed"])
     swept = _swept(config, manifest)
     arm = _arm_name(manifest, run_dir, swept, seed=seed)
@@ -36,7 +37,6 @@ def run_facts(
     short = short_keys(list(swept))
     shown = {short[key]: value for key, value in swept.items()}
     tags = (arm, *_tags(options))
-    attempts = tuple(_starts(manifest))
     return RunFacts(
         identity=manifest["identity"],
         name=f"{arm} s{seed}",
@@ -45,22 +45,22 @@ def run_facts(
         seed=seed,
         run_dir=run_dir,
         config=config,
-        group=grid,
+        group=attempts[-1].grid,
         tags=tags,
         options=options,
         swept=shown,
         counted=counted,
         about=_about(manifest, params),
         born=born(manifest),
-        attempts=attempts,
+        attempts=tuple(_starts(attempts)),
     )
 
 
 def _swept(config: Mapping[str, Any], manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Return the groups and keys that set the run apart from those beside it, with its values."""
     values = dict(flat(config)) | dict(manifest["options"])
-    keys = manifest["attempts"][-1].get("swept") or ()
-    return {key: values[key] for key in keys if key in values}
+    swept = attempts_in(manifest)[-1].swept
+    return {key: values[key] for key in swept if key in values}
 
 
 def _arm_name(
@@ -76,8 +76,7 @@ def _arm_name(
             words.append(str(value))
         else:
             words.append(f"{short[key]}={spell(value)}")
-    is_cell = manifest["attempts"][-1].get("grid") is not None
-    if is_cell and words:
+    if attempts_in(manifest)[-1].is_cell and words:
         return " ".join(words)
     name = str(manifest.get("name") or run_dir.name).removesuffix(f"-s{seed}")
     return " ".join([name, *words])
@@ -100,13 +99,13 @@ def _about(manifest: Mapping[str, Any], params: Mapping[str, int] | None) -> dic
 def born(manifest: Mapping[str, Any]) -> str:
     """Return when and where a run's first attempt started, which another training of the same
     config does not share."""
-    first = manifest["attempts"][0]
-    return f"{first.get('started')} {first.get('host')}"
+    first = attempts_in(manifest)[0]
+    return f"{first.started} {first.host}"
 
 
-def _starts(manifest: Mapping[str, Any]) -> Iterator[tuple[float, float]]:
+def _starts(attempts: Sequence[AttemptEntry]) -> Iterator[tuple[float, float]]:
     """Yield when each attempt started, and the seconds that the run had spent by then."""
-    for attempt in manifest["attempts"]:
-        at = moment(str(attempt.get("started")))
+    for attempt in attempts:
+        at = moment(str(attempt.started))
         if at is not None:
-            yield at, attempt.get("spent_s") or 0.0
+            yield at, attempt.spent_s

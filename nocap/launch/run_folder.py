@@ -15,52 +15,77 @@ from nocap.config.outgoing_text import redact
 from nocap.config.plain import to_plain
 from nocap.config.run import Run
 from nocap.config.untrusted_files import parse_yaml, read_text
+from nocap.launch.run_result import RunResult
 from nocap.store.checkpoints import any_valid, saved_steps
 from nocap.store.identity import differing
-from nocap.store.record_files import CONFIG, MANIFEST, read_ended, read_json
+from nocap.store.record_files import CONFIG, MANIFEST, RunStatus, read_ended, read_json
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class End:
-    """The end of a run, as its folder shows it. A run that has not ended has neither part."""
+    """The end of a run, finished or diverged, as its folder shows it. A run that has not ended has
+    neither summary nor damage."""
 
     summary: dict[str, Any] | None = None
-    damage: ValueError | None = None  # why the summary is not believed
+    damage: ValueError | None = None  # why the record is not believed
+    is_lost: bool = False  # it is damaged, and no training makes it again
+
+    @property
+    def is_open(self) -> bool:
+        """Say whether there is something to train: the run has not ended, or its last checkpoint
+        makes its damaged record again."""
+        return self.summary is None and not self.is_lost
+
+    def believe(self) -> dict[str, Any] | None:
+        """Return the summary; None: the run is open.
+
+        Errors:
+            ValueError: the run is lost.
+        """
+        if self.is_lost and self.damage is not None:
+            raise self.damage
+        return self.summary
+
+    def result(self) -> RunResult | None:
+        """Return the end of a run among others, where one that is lost is no error; None: it is
+        open."""
+        if self.is_lost:
+            return RunResult(status=RunStatus.damaged, reason=str(self.damage))
+        if self.summary is None:
+            return None
+        return RunResult.of(self.summary)
 
 
 def read_end(folder: Path, identity: str) -> End:
-    """Return how the run in a folder has ended.
-
-    Errors:
-        ValueError: it is not believed, and there is no checkpoint that could make it again; or the
-            folder is another run's.
-    """
-    manifest = read_json(folder / MANIFEST) or {}
-    recorded = manifest.get("identity", identity)
-    rule = f"be of the run in the folder's name, {identity}"
-    require(recorded == identity, f"{folder}/manifest.json", rule, recorded)
+    """Return how the run in a folder has ended. Another run's folder is damage that no training
+    mends."""
+    try:
+        manifest = read_json(folder / MANIFEST) or {}
+        recorded = manifest.get("identity", identity)
+        rule = f"be of the run in the folder's name, {identity}"
+        require(recorded == identity, f"{folder}/manifest.json", rule, recorded)
+    except ValueError as error:
+        return End(damage=error, is_lost=True)
     try:
         return End(summary=read_ended(folder, identity=identity))
     except ValueError as error:
-        if not any_valid(folder):
-            raise ValueError(
-                f"{error}; there is no valid checkpoint to repair it; move that folder to train "
-                "the run again"
-            ) from error
-        return End(damage=error)
+        if any_valid(folder):
+            return End(damage=error)
+        damage = ValueError(
+            f"{error}; there is no valid checkpoint to repair it; move that folder to train the "
+            "run again"
+        )
+        return End(damage=damage, is_lost=True)
 
 
 def damage_notices(folder: Path, identity: str) -> Iterator[str]:
     """Yield a notice where the folder has an ended run's record that is not believed, and the last
     checkpoint makes it again."""
-    try:
-        damage = read_end(folder, identity).damage
-    except ValueError:
-        return  # it is this run's outcome
-    if damage is not None:
+    end = read_end(folder, identity)
+    if end.damage is not None and end.is_open:
         yield (
-            f"{damage}: not believed; the run goes on from its last checkpoint, which makes its "
-            f"record again"
+            f"{end.damage}: not believed; the run goes on from its last checkpoint, which makes "
+            f"its record again"
         )
 
 

@@ -13,13 +13,13 @@ from dataclasses import replace
 
 from nocap.config.outgoing_text import trusted
 from nocap.display import shorten, time_left
-from nocap.launch.attempt import earlier_end
-from nocap.launch.executor import Executor, Work
+from nocap.launch.attempt import clean, clean_if_ended
+from nocap.launch.executor import Executor, JobEnd, Work
 from nocap.launch.grid import Cell, Grid
 from nocap.launch.run_result import RunResult
 from nocap.launch.signals import stop_handler
 from nocap.store.lease import HeldError
-from nocap.store.record_files import ENDED, ROWS, SUMMARY, RunStatus, read_json
+from nocap.store.record_files import ROWS, SUMMARY, RunStatus, read_json
 from nocap.store.rows_file import read_rows
 
 # for each cell that another process is training, between looks at them: a thousand are no load on a
@@ -31,34 +31,36 @@ TAIL_BYTES = 4096  # holds the last row of a run's metrics
 EVENTS = {RunStatus.finished: "done", RunStatus.preempted: "saved"}
 
 
-def earlier_ends(cells: Iterable[Cell]) -> dict[str, RunResult]:
-    """Return identity → how that cell ended, of those that some process has brought to their
-    end."""
+def clean_ended(cells: Iterable[Cell]) -> dict[str, RunResult]:
+    """Clean the folders of the cells that some process has brought to their end, and return
+    identity → how that cell ended."""
     results = dict[str, RunResult]()
     for cell in cells:
         with suppress(OSError):  # the runner meets it again, and says so
-            result = earlier_end(cell.plan)
+            result = clean_if_ended(cell.plan)
             if result is not None:
                 results[cell.plan.identity] = result
     return results
 
 
-def _result_elsewhere(cell: Cell, *, reason: str) -> RunResult:
-    """Return how a cell ended that another machine trained, from its record; `reason`: why it has
-    none."""
-    result = earlier_end(cell.plan)
+def _result_of(cell: Cell, job: JobEnd) -> RunResult:
+    """Return from its record how a cell ended that another machine trained, and clean its
+    folder."""
+    end = cell.plan.end()
+    if end.summary is not None:
+        clean(cell.plan)
+    result = end.result()
     if result is not None:
         return replace(result, trained=True)
+    if end.damage is not None:  # the same command mends it
+        return _failed(end.damage)
     try:
         summary = read_json(cell.plan.run_dir / SUMMARY)
         if not summary:
-            return RunResult(status=RunStatus.waiting, reason=reason, trained=True)
-        result = RunResult.of(summary, trained=True)
+            return RunResult(status=RunStatus.waiting, reason=job.reason, trained=True)
+        return RunResult.of(summary, trained=True)
     except ValueError as error:
         return _failed(error)
-    if result.status in ENDED:  # it is damaged, and the same command mends it
-        return replace(result, status=RunStatus.failed)
-    return result
 
 
 def _failed(error: Exception) -> RunResult:
@@ -83,7 +85,7 @@ class Runner:
         """Prepare to run. `watch` gets each cell with how it ended. `more`: returns cells beyond
         the grid's when those known have ended; with them there may be `total`. `fail_fast`: the
         first that fails stops the others. `detach`: leave the cluster once it has them. `results`:
-        of cells that have ended already, see `earlier_ends`."""
+        of cells that have ended already, see `clean_ended`."""
         # a fiftieth of a second, which a grid that has ended need not pay
         from tqdm import tqdm
 
@@ -160,7 +162,7 @@ class Runner:
     def _start(self, cell: Cell) -> bool:
         """Begin a cell, unless it has ended already, and say whether there was room."""
         try:
-            work = earlier_end(cell.plan) or self._executor.submit(cell)
+            work = clean_if_ended(cell.plan) or self._executor.submit(cell)
         except HeldError as error:
             self._put_off(cell, error.reason)
             return True
@@ -199,8 +201,8 @@ class Runner:
             if result is None:
                 continue
             self._running.remove((cell, work))
-            if isinstance(result, str):
-                result = _result_elsewhere(cell, reason=result)
+            if isinstance(result, JobEnd):
+                result = _result_of(cell, result)
             if result.taken_over:
                 self._put_off(cell, result.reason)
             else:
@@ -226,20 +228,27 @@ class Runner:
         if self._bar.disable or time.monotonic() <= self._draw_time + REFRESH_S:
             return
         self._draw_time = time.monotonic()
-        self._time_left()
+        self._bar.n = self._steps()
+        self._bar.total = self._total_steps()
         labels = [cell.label for cell, _ in self._running]
         self._bar.set_postfix_str(shorten(labels, most=3))
 
-    def _time_left(self) -> str:
-        """Return the time that is left at the speed so far. The bar gets the steps of all cells."""
+    def _steps(self) -> int:
+        """Return the steps that all cells have made."""
+        return self._end_steps + sum(last_step(cell) for cell, _ in self._running)
+
+    def _total_steps(self) -> int:
+        """Return the steps that all cells have in the end."""
         running = [cell for cell, _ in self._running]
-        steps = self._end_steps + sum(map(last_step, running))
         unfinished = (*running, *self._waiting, *self._elsewhere)
-        total = self._end_steps + sum(cell.plan.run.trainer.steps for cell in unfinished)
-        self._bar.n = steps
-        self._bar.total = total
+        return self._end_steps + sum(cell.plan.run.trainer.steps for cell in unfinished)
+
+    def _time_left(self) -> str:
+        """Return the time that is left at the speed so far."""
+        steps = self._steps()
+        left = self._total_steps() - steps
         spent_s = time.monotonic() - self._start_time
-        return time_left(steps - self._first_steps, total - steps, spent_s)
+        return time_left(steps - self._first_steps, left, spent_s)
 
     def _log(self, cell: Cell, event: str, *more: str | None) -> None:
         """Print a line about a cell."""

@@ -24,6 +24,7 @@ from nocap.config.compose import Composed
 from nocap.config.defaults import BEYOND_GRAPHS
 from nocap.config.explain import one_line_errors
 from nocap.config.keys import is_fault, require
+from nocap.config.override_keys import is_of_search
 from nocap.config.overrides import parse_override
 from nocap.config.plain import dataclass_from
 from nocap.config.trainer import Search
@@ -54,14 +55,14 @@ def options_in(words: Sequence[str]) -> tuple[Search | None, list[str]]:
     of_search = list[str]()
     others = list[str]()
     for word in words:
-        override = parse_override(word)
-        if re.match(r"search(\.|=)", str(override.input_line)):
+        parse_override(word)
+        if is_of_search(word):
             of_search.append(word)
         else:
             others.append(word)
     if not of_search:
         return None, others
-    keys = [word.replace("search=", "search.sampler=") for word in of_search]
+    keys = [re.sub(r"^search=", "search.sampler=", word.lstrip("+")) for word in of_search]
     tree: Any = OmegaConf.from_dotlist(keys)
     return dataclass_from(Search, tree.search, "search."), others
 
@@ -190,9 +191,11 @@ class SearchRun:
         """
         self.grid.folder.mkdir(parents=True, exist_ok=True)
         with lease.acquire(self.grid.folder) as lock:
+            self.update()
             more = partial(self._batch, devices.at_once(self.base.run), lock.stage(), log)
             runner = Runner(self.of_trials(), devices, more=more, total=self.search.trials)
             results = runner.run()
+            self.update()
             self._write(lock.stage())
             return results, runner.stopping
 
@@ -201,7 +204,7 @@ class SearchRun:
         of the batches before theirs. None: enough."""
         cells = list[Cell]()
         while not cells and len(self._trials) < self.search.trials:
-            self.trials()  # which reads how those before ended
+            self.update()
             n_trials = len(self._trials)
             n_before_batch = n_trials // room * room
             last = min(n_before_batch + room, self.search.trials)
@@ -240,8 +243,9 @@ class SearchRun:
         cell = Cell(overrides=composed.overrides, label=label, plan=planned)
         return SearchTrial(number=number, words=words, cell=cell)
 
-    def trials(self) -> list[SearchTrial]:
-        """Return all trials that there are, the lowest loss first.
+    def update(self) -> None:
+        """Load the trials of an earlier command, where none is known yet, and read how those that
+        were open have ended.
 
         Errors:
             ValueError: what lists them, or a run's record, is damaged.
@@ -250,6 +254,9 @@ class SearchRun:
             self._trials = self._trials_on_disk()
         for trial in self._trials:
             trial.read_end()
+
+    def trials(self) -> list[SearchTrial]:
+        """Return all trials that are known, the lowest loss first, as of the last `update`."""
         return sorted(self._trials, key=lambda trial: trial.rank)
 
     def _trials_on_disk(self) -> list[SearchTrial]:

@@ -44,12 +44,12 @@ class SearchTrial:
         """
         if self.cell is None or self.status is not RunStatus.open:
             return
-        end = self.cell.plan.ended_summary()
-        if end is None:
+        summary = self.cell.plan.end().believe()
+        if summary is None:
             return
         self.status = RunStatus.diverged
-        if end["status"] == RunStatus.finished:
-            self.val_loss = end.get("val_loss")
+        if summary["status"] == RunStatus.finished:
+            self.val_loss = summary.get("val_loss")
         if self.val_loss is not None:
             self.status = RunStatus.finished
 

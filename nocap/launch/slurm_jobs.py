@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from nocap.launch.cluster_cell import CellJob
-from nocap.launch.executor import Executor, last_words
+from nocap.launch.executor import Executor, JobEnd, last_words
 from nocap.launch.grid import Cell
 from nocap.launch.run_result import RunResult
 
@@ -101,8 +101,8 @@ class SlurmCell:
         """Say whether no job has the cell now."""
         return self.sent is None or self.sent.state == "UNKNOWN" or self.sent.done()
 
-    def poll(self) -> RunResult | str | None:
-        """Return why no record is to come; None while the job goes on.
+    def poll(self) -> RunResult | JobEnd | None:
+        """Return how the job ended; None: it goes on.
 
         Errors:
             ValueError: Slurm has refused the job.
@@ -112,10 +112,11 @@ class SlurmCell:
             self.reason = self._why_over()
         if self.reason is not None and self.sent is None:
             raise ValueError(self.reason)
-        if self.reason is None and self._stopping:
-            reason = f"continues as Slurm's job {self.sent.job_id}"
-            return RunResult.elsewhere(reason)
-        return self.reason
+        if self.reason is not None:
+            return JobEnd(self.reason)
+        if self._stopping:
+            return RunResult.elsewhere(f"continues as Slurm's job {self.sent.job_id}")
+        return None
 
     def _why_over(self) -> str:
         """Return the last words of a job that has ended."""

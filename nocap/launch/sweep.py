@@ -10,14 +10,10 @@ from hydra.core.override_parser.types import ChoiceSweep, Glob, IntervalSweep, O
 
 from nocap import outside
 from nocap.config.keys import require
+from nocap.config.override_keys import key_of
 from nocap.config.override_text import texts_of_typed
 
 MOST_CELLS = 10_000
-
-
-def key_of(override: str) -> str:
-    """Return the key or group that an override sets."""
-    return override.lstrip("+~").partition("=")[0].partition("@")[0]
 
 
 def replaced(overrides: Sequence[str], more: Sequence[str]) -> tuple[str, ...]:

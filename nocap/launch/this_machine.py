@@ -12,7 +12,7 @@ from typing import ClassVar
 from nocap.config import hardware
 from nocap.config.run import Run
 from nocap.config.trainer import Device
-from nocap.launch.attempt import Attempt, earlier_end, hold
+from nocap.launch.attempt import Attempt, clean_if_ended, hold
 from nocap.launch.executor import Executor, Work
 from nocap.launch.first_screen import overruled
 from nocap.launch.fork_server import AVAILABLE, ForkServer
@@ -61,16 +61,20 @@ class ThisMachine(Executor):
 
     def free(self, run: Run) -> list[str] | None:
         """Return what of this machine this run can have to itself. None: there is no room."""
-        self.attempts = [attempt for attempt in self.attempts if not attempt.over]
+        running = self._running()
         busy = set[str]()
-        for attempt in self.attempts:
+        for attempt in running:
             if attempt.plan.run.trainer.device is run.trainer.device:
                 busy.update(attempt.units)
         free = [unit for unit in self.units[run.trainer.device] if unit not in busy]
         need = self._need(run)
-        if len(self.attempts) == self.jobs or len(free) < need:
+        if len(running) == self.jobs or len(free) < need:
             return None
         return free[:need]
+
+    def _running(self) -> list[Attempt]:
+        """List the attempts that go on."""
+        return [attempt for attempt in self.attempts if not attempt.over]
 
     def at_once(self, run: Run) -> int:
         """Return how many runs like this one there is room for."""
@@ -104,7 +108,7 @@ class ThisMachine(Executor):
             return None
         with ExitStack() as undo:
             lease = undo.enter_context(hold(cell.plan))
-            result = earlier_end(cell.plan)
+            result = clean_if_ended(cell.plan)
             if result is not None:
                 return result
             if self.server is None:
@@ -112,7 +116,7 @@ class ThisMachine(Executor):
                 append_text(cell.plan.run_dir / TRAIN_LOG, note)
             attempt = Attempt(cell.plan, lease, to_log=True, units=units, server=self.server)
             attempt.start_workers(time.monotonic())
-            self.attempts.append(attempt)
+            self.attempts = [*self._running(), attempt]
             undo.pop_all()
             return attempt
 

@@ -45,7 +45,7 @@ def train_as_rank(plan: Plan, *, started: float) -> NoReturn:
     summary: Json | None = None
     if world.is_main:
         try:
-            summary = plan.ended_summary()
+            summary = plan.end().believe()
             if summary is None:
                 run_lease = _begin(plan, ranks=world.size)
         except ValueError as error:

@@ -4,7 +4,7 @@ sync` and a grid's end do."""
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -25,7 +25,7 @@ from nocap.store.record import Record, read_record
 from nocap.store.record_files import CONFIG, ROWS, digest
 from nocap.store.rows_file import RowsFile
 from nocap.store.runs import load_runs
-from nocap.store.tracking import has_unsent, send, send_comparison
+from nocap.store.tracking import ComparisonFacts, has_unsent, send, send_comparison
 
 if TYPE_CHECKING:
     from nocap.judge.comparison import Comparison
@@ -88,29 +88,31 @@ def tracker_of(config: Mapping[str, Any]) -> Tracker:
     return composed([]).run.tracker
 
 
-def send_left(plans: Sequence[Plan], grid: Path) -> Iterator[str]:
-    """Send what the server lacks of a grid's runs, and yield a line about what is left of them and
-    of the comparison: a server that fails once is not asked again."""
+def send_left(plans: Sequence[Plan], grid: Path) -> str | None:
+    """Send what the server lacks of a grid's runs, and return a line about what is left of them and
+    of the comparison; None: nothing. A server that fails once is not asked again."""
     if not plans:
-        return
+        return None
     tracker = plans[0].run.tracker
     waiting = [plan.run_dir for plan in plans if has_unsent(plan.run.tracker, plan.run_dir)]
     if waiting and tracker.would_send():
-        waiting = list(_unsent(waiting))
+        waiting = _send_runs(waiting)
     lacking = list[str]()
     if waiting:
         lacking.append(f"{len(waiting)} of {plural(len(plans), 'run')}")
     if has_unsent(tracker, grid):
         lacking.append("the comparison")
-    if lacking:
-        command = f"python -m nocap.runs sync {shlex.quote(shown(grid))}"
-        yield f"nocap did not upload {' and '.join(lacking)}; send the rest with {command}"
+    if not lacking:
+        return None
+    command = f"python -m nocap.runs sync {shlex.quote(shown(grid))}"
+    return f"nocap did not upload {' and '.join(lacking)}; send the rest with {command}"
 
 
-def _unsent(waiting: Sequence[Path]) -> Iterator[Path]:
-    """Send these runs, and yield those that its server does not have then."""
+def _send_runs(folders: Sequence[Path]) -> list[Path]:
+    """Send these runs, and return those that the server does not have then."""
+    left = list[Path]()
     answers = True
-    for folder in waiting:
+    for folder in folders:
         is_sent = False
         if answers:
             try:
@@ -121,7 +123,8 @@ def _unsent(waiting: Sequence[Path]) -> Iterator[Path]:
             except ValueError:  # of this run alone
                 is_sent = False
         if not is_sent:
-            yield folder
+            left.append(folder)
+    return left
 
 
 # --- a grid's comparison --------------------------------------------------------------------------
@@ -137,17 +140,16 @@ def send_grid(folder: Path) -> TrackerSession | None:
     """
     from nocap.judge.compare import compare
 
-    report = folder / REPORT
-    if not report.is_file():
+    if not (folder / REPORT).is_file():
         return None
     found = load_runs([folder])
     require(bool(found.records), str(folder), "have runs that can be read", "none")
     tracker = tracker_of(config_of(found.records[0]))
-    return send_comparison(tracker, **comparison_facts(folder, compare(found)), report=report)
+    return send_comparison(tracker, comparison_facts(folder, compare(found)))
 
 
-def comparison_facts(folder: Path, comparison: Comparison) -> dict[str, Any]:
-    """Return what a tracker gets of a grid's comparison, which is a run of the grid's group."""
+def comparison_facts(folder: Path, comparison: Comparison) -> ComparisonFacts:
+    """Return what a tracker gets of the comparison of the grid in a folder."""
     from nocap.report.flat_rows import tables_of
 
     facts = RunFacts(
@@ -162,4 +164,6 @@ def comparison_facts(folder: Path, comparison: Comparison) -> dict[str, Any]:
         born=min(record.started for record in comparison.records),
     )
     summary = {"arms": len(comparison.arms), "runs": len(comparison.runs)}
-    return {"facts": facts, "tables": tables_of(comparison), "summary": summary}
+    return ComparisonFacts(
+        facts=facts, tables=tables_of(comparison), report=folder / REPORT, summary=summary
+    )

@@ -39,6 +39,7 @@ from nocap.launch.worker_failure import cut_attempt_short, report_failure, tell_
 from nocap.model.build import build_model, count_parameters
 from nocap.model.compiled import compiler_failed
 from nocap.options.tracker import TrackerSession
+from nocap.store.attempt_entry import attempts_in
 from nocap.store.record_files import (
     CONFIG,
     MANIFEST,
@@ -170,12 +171,15 @@ class WorkerProcess:
         """End the tracker's session of a run that has no end, write the reason, and return the
         status."""
         # Ctrl-C and `timeout` reach the C++ compiler too, and it dies.
-        preempted = isinstance(error, StopNow) or (self._stops.requested and compiler_failed(error))
-        status = RunStatus.preempted if preempted else RunStatus.failed
-        self.session.finish(summary={"status": status}, status=status)
-        if preempted or isinstance(error, StopNow):
+        if isinstance(error, StopNow) or (self._stops.requested and compiler_failed(error)):
+            self._end_session(RunStatus.preempted)
             return _stopped_in_compilation(self.job)
+        self._end_session(RunStatus.failed)
         return report_failure(self.job, error, behind=self._heartbeat.behind())
+
+    def _end_session(self, status: RunStatus) -> None:
+        """End the tracker's session of a run without a summary."""
+        self.session.finish(summary={"status": status}, status=status)
 
 
 def _parameters(run: Run, vocab_size: int, log: Callable[[str], None]) -> dict[str, int]:
@@ -206,7 +210,7 @@ def job_of(
         world=world,
         started=started,
         keeps_last=keeps_last(manifest, run.trainer),
-        spent_s=manifest["attempts"][-1]["spent_s"],
+        spent_s=attempts_in(manifest)[-1].spent_s,
         teacher_s=sum(teacher["train_s"] for teacher in manifest["teachers"].values()),
     )
 

@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
 
-from nocap.config.arm_defaults import as_baseline, compose_measured
-from nocap.config.compose import Composed
+from nocap.config.arm_defaults import as_baseline, as_in
+from nocap.config.compose import Composed, composed
 from nocap.config.keys import require
+from nocap.config.override_keys import key_of
 from nocap.config.plain import to_plain
 from nocap.config.run import Run
+from nocap.config.trainer import Device
 from nocap.launch.plan import check_compiler
 
 WORDS = ("tracker=none",)  # of each arm, first
@@ -70,6 +72,25 @@ def compose_arm(base: Sequence[str], overrides: str, baseline: Composed | None =
     except ValueError as error:
         raise ValueError(f"--arm {overrides.strip()!r}: {error}") from error
     return arm
+
+
+def compose_measured(overrides: Sequence[str], baseline: Composed | None = None) -> Composed:
+    """Return a run whose step is measured: with one thread, whose process time is a fair clock on a
+    machine that others use, and on a CPU not compiled, which pays in no measurement; unless the
+    overrides choose otherwise or give a length, `trainer.steps`, whose default then is measured.
+    Beside a `baseline`: `as_in` it.
+
+    Errors:
+        ValueError: as for `compose`.
+    """
+    words = ("trainer.threads=1", *overrides)
+    arm = as_in(baseline, words)
+    on_cpu = arm.run.trainer.device is Device.cpu
+    if baseline is not None or not on_cpu or "compile" not in arm.defaults:
+        return arm
+    if "trainer.steps" in map(key_of, overrides):
+        return arm
+    return composed([*words, "trainer.compile=off"])
 
 
 def step_config(run: Run) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from nocap.config.run import Run
 from nocap.config.trainer import Device
 from nocap.display import BYTES, duration, size, three_digits
 from nocap.launch.grid import Cell, Grid
-from nocap.launch.sweep import key_of
 from nocap.report.table import Column, Table
 from nocap.report.terminal import prose
 from nocap.sessions.figures import StepFigures
@@ -78,12 +77,13 @@ def _arms(grid: Grid) -> list[ArmCells]:
     """Sort the cells by their arms. An arm has the name of what is swept, without the seed."""
     cells: dict[str, list[Cell]] = {}
     for cell in grid.cells:
-        words = [word for word in cell.label.split() if key_of(word) != "seed"]
-        name = " ".join(words) or cell.plan.arm
+        name = cell.label
+        if cell.varied:
+            name = " ".join(cell.arm_words) or cell.plan.arm
         cells.setdefault(name, []).append(cell)
     arms = list[ArmCells]()
     for name, of_arm in cells.items():
-        to_train = [cell for cell in of_arm if cell.plan.outcome() is None]
+        to_train = [cell for cell in of_arm if cell.plan.end().is_open]
         arms.append(ArmCells(name=name, cells=of_arm, to_train=to_train))
     return arms
 

@@ -6,6 +6,7 @@ Its files:
     source_hashes  the source of what computes a run's numbers, a hash for each module
     checkout       the git checkout that nocap runs from
     record_files   the files of a run: names, shapes, digests; write, read and check them
+    attempt_entry  an attempt at a run, as the manifest lists it
     rows_file      the rows of a run, `metrics.jsonl`
     json_shapes    what a file of JSON may hold
     record         a run as its folder has it, as one `Record`, with its measurements

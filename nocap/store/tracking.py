@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -101,23 +101,26 @@ def show_commands(tracker: Tracker, folder: Path, runs: Mapping[str, Path]) -> l
     return list(filter(None, commands))
 
 
-def track_comparison(
-    tracker: Tracker,
-    facts: RunFacts,
-    *,
-    tables: Tables,
-    report: Path,
-    summary: Mapping[str, object],
-) -> str | None:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ComparisonFacts:
+    """What a tracker gets of a grid's comparison, which is a run of the grid's group."""
+
+    facts: RunFacts
+    tables: Tables
+    report: Path  # the page's file
+    summary: Mapping[str, object]
+
+
+def track_comparison(tracker: Tracker, comparison: ComparisonFacts) -> str | None:
     """Mirror a grid's comparison and report, where a tracker has a place for them. Return their
     address, or how to sync them."""
     sessions = list[tuple[Tracker, TrackerSession]]()
     for each in _with_others(tracker):
-        session = each.open_comparison(_without_secrets(facts))
+        session = each.open_comparison(_without_secrets(comparison.facts))
         if session is not None:
             sessions.append((each, session))
     mirrors = Mirrors(sessions)
-    _log_comparison(mirrors, tables=tables, report=report, summary=summary)
+    _log_comparison(mirrors, comparison)
     return mirrors.url_or_hint
 
 
@@ -146,29 +149,20 @@ def send(
     return session
 
 
-def send_comparison(
-    tracker: Tracker,
-    facts: RunFacts,
-    *,
-    tables: Tables,
-    report: Path,
-    summary: Mapping[str, object],
-) -> TrackerSession:
+def send_comparison(tracker: Tracker, comparison: ComparisonFacts) -> TrackerSession:
     """Send a grid's comparison to the tracker's server.
 
     Errors:
         NoLoginError, OSError, ValueError: as for `send`.
     """
-    session = _without_secrets(tracker).resend(_without_secrets(facts))
-    _log_comparison(Mirrors([(tracker, session)]), tables=tables, report=report, summary=summary)
+    session = _without_secrets(tracker).resend(_without_secrets(comparison.facts))
+    _log_comparison(Mirrors([(tracker, session)]), comparison)
     return session
 
 
-def _log_comparison(
-    mirrors: Mirrors, *, tables: Tables, report: Path, summary: Mapping[str, object]
-) -> None:
-    mirrors.log_comparison(tables, report)
-    mirrors.finish(summary=summary, status=RunStatus.finished)
+def _log_comparison(mirrors: Mirrors, comparison: ComparisonFacts) -> None:
+    mirrors.log_comparison(comparison.tables, comparison.report)
+    mirrors.finish(summary=comparison.summary, status=RunStatus.finished)
 
 
 def _without_secrets(facts: T) -> T:

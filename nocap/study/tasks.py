@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 
 from nocap.config.compose import Composed
 from nocap.config.errors import StoppedError
+from nocap.config.override_keys import key_of
 from nocap.judge.claim import Rule
 from nocap.launch.grid import Cell, Grid
 from nocap.launch.plan import Datasets, Plan
@@ -17,7 +18,6 @@ from nocap.launch.plan import plan as planned
 from nocap.launch.run_result import RunResult
 from nocap.launch.runner import Runner
 from nocap.launch.seed_request import seed_requests
-from nocap.launch.sweep import key_of
 from nocap.launch.this_machine import ThisMachine
 from nocap.sessions.places import BENCH, CURVE, DECODING, PACE, PARTS, PLACES
 from nocap.sessions.session import Session
@@ -134,7 +134,10 @@ def grid_of(runs: Sequence[Training], label: str) -> Grid:
         words.append(f"seed={run.seed}")
         own = replace(requests[run.plan.arm], length_of=run.length_of)
         plan = replace(run.plan, grid=name, swept=swept, request=own)
-        cells.append(Cell(overrides=run.composed.overrides, label=" ".join(words), plan=plan))
+        cell = Cell(
+            overrides=run.composed.overrides, label=" ".join(words), plan=plan, varied=tuple(words)
+        )
+        cells.append(cell)
     folder = runs[0].plan.run_dir.parents[1] / "grids" / name
     return Grid(name=name, folder=folder, swept=swept, cells=tuple(cells))
 
@@ -165,7 +168,7 @@ def train(
         StoppedError: somebody asked to stop.
     """
     results: dict[str, RunResult] = {}
-    if not any(run.plan.outcome() is None for run in runs):
+    if not any(run.plan.end().is_open for run in runs):
         return results
     grid = grid_of(runs, label)
     grid.write()
