@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 import weakref
+from dataclasses import asdict
 from itertools import count
 
 import numpy as np
@@ -175,22 +176,22 @@ def test_level_and_power_by_simulation(noise):
 
 # --- a bench on a clock of its own ----------------------------------------------------------------
 
-KNOWN = {
-    "tokens_per_step": 256,
-    "steps_per_block": 1,
-    "warm_up_s": 0.0,
-    "flops_per_token": 1e6,
-    "flops_basis": "arithmetic",
-    "params": 1,
-    "kernel": "flash",
-    "memory_mib": {
+KNOWN = Facts(
+    tokens_per_step=256,
+    steps_per_block=1,
+    warm_up_s=0.0,
+    flops_per_token=1e6,
+    flops_basis="arithmetic",
+    params=1,
+    kernel="flash",
+    memory_mib={
         "peak": 1.0,
         "parameters": 1.0,
         "gradients": 0.0,
         "optimizer": 0.0,
         "activations": 0.0,
     },
-}
+)
 LABELS = ("mlp=gelu4x", "mlp=gelu3x", "attention=mha")
 TOP = {
     "schema_version",
@@ -358,7 +359,7 @@ def test_the_result_has_one_schema(raced, capsys):
     assert code == 1  # one failed
     assert set(result) == TOP
     for arm in result["arms"]:
-        assert set(arm) == ARM | set(KNOWN)
+        assert set(arm) == ARM | set(asdict(KNOWN))
     expected = [
         ("measured", None),
         ("does not fit", "CUDA out of memory. Tried to allocate 6 GiB"),
