@@ -290,7 +290,7 @@ def test_what_is_left_to_slurm_is_handed_over_however_it_ended_before(tmp_path, 
     assert "2 not started; 0 trained now" in done.out
     assert "continues as Slurm's job 7_0" in done.out
     lines = done.out.splitlines()
-    assert lines[-1].startswith("handed over; ")
+    assert lines[-1].startswith("Slurm has the jobs; ")
 
 
 @needs_submitit
