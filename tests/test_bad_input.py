@@ -413,7 +413,7 @@ REFUSED = {
         (
             "--config-dir OWN objective=own_loss objective.loss_chunks=8",
             "objective.loss_chunks must stay 1 with objective.kind=own_loss, which does not "
-            "read this key",
+            "use this key",
             "got 8",
         ),
         (

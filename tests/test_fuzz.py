@@ -133,7 +133,7 @@ def test_a_cell_that_is_no_more_in_its_grid_is_missed(copied):
     text = json.dumps({**content, "cells": content["cells"][:1]})
     file.write_text(text)
     problems = api.compare(file.parent)["problems"]
-    assert any("lists other cells" in line for line in problems)
+    assert any("do not match the folder's name" in line for line in problems)
 
 
 @runs

@@ -178,7 +178,7 @@ class Blur(Idea):
 """
 
 
-@pytest.mark.parametrize(("says", "why"), [(False, "PER_TOKEN"), (True, "look")])
+@pytest.mark.parametrize(("says", "why"), [(False, "PER_TOKEN"), (True, "reads tokens")])
 def test_an_idea_that_looks_across_tokens_is_recomputed_whatever_it_says(
     tmp_path: Path, says: bool, why: str
 ):

@@ -131,6 +131,10 @@ def test_the_summary_has_the_last_value(door: Door, tmp_path: Path) -> None:
     [
         ('log(self, "gate", 0.5)', "log of 'gate' must get a tensor, got float"),
         (
+            'log(Mlp(kind="x"), "gate", gate_BTC)',
+            "log of 'gate' must get a module of the model, such as an idea's part, got Mlp",
+        ),
+        (
             'log(self, "a b", gate_BTC)',
             "must be of at most 64 letters, digits and _ . -, got 'a b'",
         ),

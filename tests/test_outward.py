@@ -300,7 +300,7 @@ def test_a_secret_that_the_run_needs_is_refused(
     key = words[0].partition("=")[0]
     small = [word for word in SMALL if not word.startswith("data")]
     asked = ask("train", *small, *words)
-    refused(asked, f"nocap: {key} must hold no secret", "<redacted:")
+    refused(asked, f"nocap: {key} must not hold a secret", "<redacted:")
     assert leaked(asked[1][0]) == []
     assert [*tmp_path.iterdir()] == []
 

@@ -258,7 +258,7 @@ UNFAIR = [
     ),
     ({}, ["model.seq_len=16"], "model.seq_len"),
     ({}, ["attention=nothing"], "attention"),
-    ({}, ["'attention=mqa"], "quotes in pairs"),
+    ({}, ["'attention=mqa"], "each quote is closed"),
     ({}, None, "has no claims: add claims to its study.yaml, or type --propose"),
     ({"propose": {"gain": -1}}, [], "propose.gain must be"),
     ({"propose": {"lucky": 1}}, [], "lucky"),

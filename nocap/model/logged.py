@@ -21,7 +21,15 @@ def log(module: nn.Module, name: str, value: Tensor) -> None:
 
     `module` is the one whose forward this is, a part of the run's model. Outside training nothing
     is logged.
+
+    Errors:
+        InputError: `module` is no module, as an option itself is none, or `value` is no tensor.
     """
+    if not isinstance(module, nn.Module):
+        raise InputError(
+            f"log of {name!r} must get a module of the model, such as an idea's part, got "
+            f"{type(module).__name__}"
+        )
     here: dict[str, Tensor] | None = getattr(module, PLACE, None)
     if here is not None and module.training:
         if not isinstance(value, Tensor):
