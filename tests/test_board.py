@@ -376,7 +376,7 @@ def test_the_page_has_every_row_and_a_plot_for_each_unit_and_is_one_small_file(
     page = written[STUDIES / "board.html"]
     text = text_of(page)
     for row in shown.values():
-        stated = f"{row.measures}: {claim_words.expected(row.claim)}"
+        stated = f"{claim_words.measures(row.claim)}: {claim_words.expected(row.claim)}"
         measured = row.cells.measured
         for said in (
             f"{row.claim.statement} {row.short_shape}",

@@ -605,6 +605,27 @@ def test_a_run_shorter_than_the_others_of_its_arm_is_unfinished(tmp_path):
     assert {run.status for run in every.records} == {"finished"}
 
 
+def test_a_run_of_fewer_tokens_is_unfinished_in_tokens(tmp_path):
+    for seed, end in enumerate((200, 200, 100)):
+        rows = [{"tokens": n, "val_loss": 3.0 - n / 1000} for n in range(0, end + 1, 10)]
+        path = tmp_path / f"idea-seed{seed}.jsonl"
+        path.write_text("\n".join(map(json.dumps, rows)))
+    found = load_logs([str(tmp_path)])
+    statuses = {run.name: run.status for run in found.records if run.status != "finished"}
+    assert statuses == {
+        "idea-seed2.jsonl": "unfinished: 100 of the 200 tokens that other runs of its arm have"
+    }
+
+
+def test_two_large_seeds_stay_two(tmp_path):
+    """Beyond 2**53, where a float would make them one."""
+    seeds = (2**53, 2**53 + 1)
+    for seed, loss in zip(seeds, (2.9, 2.8), strict=True):
+        curve(tmp_path / f"idea-seed{seed}.csv", loss)
+    found = load_logs([str(tmp_path)])
+    assert sorted(run.seed for run in found.records) == [*seeds]
+
+
 def test_arms_of_other_lengths_have_no_word(tmp_path):
     """Of steps as of epochs."""
     for column in ("step", "epoch"):

@@ -222,6 +222,20 @@ def test_the_third_days_session_makes_a_verdict(options: Path) -> None:
     assert [line["started"][:10] for line in sessions] == ["2026-11-27", "2026-12-01", "2026-12-02"]
 
 
+def test_keys_that_the_machine_chooses_need_not_be_typed(options: Path) -> None:
+    file = options / "study.yaml"
+    typed = "trainer.micro_batch=16, trainer.batch_tokens=32768, "
+    text = file.read_text()
+    assert typed in text
+    file.write_text(
+        text.replace(typed, "trainer.batch_tokens=32768, ").replace(
+            ", trainer.cuda_graphs=false", ""
+        )
+    )
+    gqa = carried_out(options, of_day("2026-11-27"))["G1.gqa"]
+    assert gqa["n"] == 1
+
+
 def refused(options: Path, capsys: pytest.CaptureFixture[str], *sessions: dict[str, Any]) -> str:
     with pytest.raises(SystemExit) as ended:
         carried_out(options, *sessions)

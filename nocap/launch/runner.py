@@ -123,7 +123,7 @@ class Runner:
                 self.stopping = self.stopping or self._detach
                 self._collect()
                 self._draw()
-                if self._running or self._elsewhere:
+                if self._running or self._elsewhere or self._waiting:
                     time.sleep(self._executor.poll_s)
         not_started = RunResult(status=RunStatus.waiting, reason="not started")
         for cell in (*self._waiting, *self._elsewhere):

@@ -11,7 +11,7 @@ The page of a comparison (`pages/comparison.html.j2`), from top to bottom:
     comparison_charts      the loss over steps and over time, and the data of both charts
     verdict_marks          the mark of each word, and what it means
 
-Templates of other pages: `pages/race.html.j2` for `nocap.sources.race_page`, and
+Templates of other pages: `pages/race.html.j2` for `nocap.sources.races.result_page`, and
 `pages/board.html.j2` for `nocap.study.board_pages`. `pages/page.html.j2` frames every page, and
 `pages/macros.html.j2` draws tables, pictures and marks.
 

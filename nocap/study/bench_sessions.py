@@ -18,11 +18,10 @@ from nocap.config.compose import Composed
 from nocap.config.keys import require
 from nocap.config.trainer import Device, Precision
 from nocap.judge.claim import Claim
-from nocap.measure.bench_schema import BenchArmJson, BenchFile, StepConfig
+from nocap.measure.bench_schema import BenchArmJson, BenchFile
 from nocap.sessions.figures import StepFigures
 from nocap.sessions.places import BENCH, PLACES
 from nocap.sessions.session_file import SessionFile
-from nocap.store.identity import OF_THE_MACHINE
 from nocap.store.record_files import digest, read_json
 from nocap.store.times import moment
 from nocap.study.evidence import places
@@ -95,18 +94,11 @@ def _arms_of(plan: StudyPlan, bench: BenchFile) -> dict[str, BenchArmJson]:
     for name, composed in plan.bench.items():
         content = plan.content(composed, "step")
         for arm in bench.arms:
-            if _content(plan, arm.config) == content:
+            timed = copy.deepcopy(arm.config)
+            plan.settle_machine(composed, timed["trainer"])
+            if timed == content:
                 found[name] = arm
     return found
-
-
-def _content(plan: StudyPlan, config: StepConfig) -> StepConfig:
-    """Return what counts of a file's arm: as `StudyPlan.content`."""
-    content = copy.deepcopy(config)
-    for name in OF_THE_MACHINE:
-        if name not in plan.machine_keys:
-            content["trainer"].pop(name, None)
-    return content
 
 
 def _on_machine(arm: Composed, timed: BenchArmJson) -> Composed:

@@ -25,7 +25,6 @@ from nocap.study.claim_words import (
     guard,
     leaves_quality_open,
     measured,
-    measures,
     repeats,
 )
 from nocap.study.spec import GPU, Study, select_claims
@@ -84,11 +83,6 @@ class ClaimRow:
         held = self.claim.metric == "held_mib" and HELD_ANYWHERE.issuperset(self.claim.parts)
         anywhere = held or self.claim.metric in ANYWHERE
         return bool(self.result.limitations) and not self.result.on_gpu and not anywhere
-
-    @property
-    def measures(self) -> str:
-        """Say what the claim measures, parts and all."""
-        return measures(self.claim)
 
     @property
     def short_shape(self) -> str:

@@ -65,12 +65,17 @@ class StudyPlan:
         lies_at_a_path = any(f.metadata.get("identity") is False for f in fields(arm.run.data))
         if what == "identity" and lies_at_a_path:
             config["data"]["fingerprint"] = dataset_of(arm.run, self.datasets).fingerprint
+        self.settle_machine(arm, config["trainer"])
+        return config
+
+    def settle_machine(self, arm: Composed, trainer: dict[str, Any]) -> None:
+        """Take out of the trainer's keys those of the machine that no override chooses, and put in
+        those of a CPU where no override chooses what depends on the device."""
         for name in OF_THE_MACHINE:
             if name not in self.machine_keys:
-                config["trainer"].pop(name, None)
+                trainer.pop(name, None)
         for name in AS_ON_A_CPU.keys() & {*arm.defaults}:
-            config["trainer"][name] = AS_ON_A_CPU[name]
-        return config
+            trainer[name] = AS_ON_A_CPU[name]
 
 
 def prepare(study: Study, scale: str, *, output_dir: str, steps: int | None = None) -> StudyPlan:

@@ -28,7 +28,7 @@ from nocap.sources.logs.files import LogFile, of_paths
 from nocap.sources.logs.name_patterns import SEEDS, may_repeat
 from nocap.sources.logs.records import TIME, ImportedRun, make_records
 from nocap.sources.logs.rows import runs_of, title
-from nocap.sources.logs.run import LogRun
+from nocap.sources.logs.run import PLURALS, LogRun
 from nocap.sources.logs.run_names import RunNames
 from nocap.store import runs
 from nocap.store.grid_file import is_grid
@@ -303,7 +303,7 @@ def _settle_lengths(every: Sequence[ImportedRun]) -> None:
         least = longest - 1 if axis == "step" else longest * (1 - EQUAL_TIME)
         for each, end in zip(members, ends, strict=True):
             if end < least:
-                units = "steps" if axis == "step" else f"{axis}s".removesuffix("ss")
+                units = PLURALS.get(str(axis), axis)
                 each.stop_short(
                     f"unfinished: {end:,.4g} of the {longest:,.4g} {units} that other runs of "
                     "its arm have"

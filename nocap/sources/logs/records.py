@@ -140,7 +140,7 @@ def _record(each: ImportedRun, hardware: str | None) -> Record:
         identity=digest([source, [run.facts.get(key) for key in MARKS], each.nth]),
         name=name,
         arm=arm,
-        seed=int(float(seed)) if seed else -1,
+        seed=int(seed.removesuffix(".0")) if seed else -1,
         status=each.status_text,
         started="",
         config=dict(run.levels) or {"arm": arm},
