@@ -81,13 +81,13 @@ def _bench(options: argparse.Namespace) -> int:
         seconds = SECONDS
     require(0 < seconds < math.inf, "--seconds", "be a finite number above 0", seconds)
     if options.seconds is not None and options.rounds is not None:
-        raise ValueError("--seconds does not work with --rounds: use one of them to end the bench")
+        raise ValueError("--seconds does not work with --rounds: give only one of the two")
     rounds = options.rounds
     rule = f"be at least {LEAST_PAIRS}"
     require(rounds is None or rounds >= LEAST_PAIRS, "--rounds", rule, rounds)
     base = options.overrides
     overrides = options.arm
-    rule = "be typed at least twice, first for the baseline"
+    rule = "be typed at least twice (the first --arm is the baseline)"
     require(len(overrides) >= 2, "--arm", rule, len(overrides))
     runs = compose_arms(base, overrides)
     from nocap.measure.bench import carry_out  # torch, once the arms are known to be right

@@ -55,14 +55,14 @@ def _check(options: argparse.Namespace) -> int:
     folder = expanded(options.folder).absolute()
     only = options.only
     words = tuple(options.overrides)
-    require(folder.is_dir(), "DIR", "be a folder with options", options.folder)
+    require(folder.is_dir(), "DIR", "be an existing folder that holds options", options.folder)
     outside.use([folder])
     from nocap.checks.contract import CHECKS, results  # torch
     from nocap.checks.trial import OptionTrial
 
     candidates = _candidates(folder)
     places = ", ".join(map(outside.place, outside.groups()))
-    rule = f"hold an option: GROUP/NAME.yaml, with GROUP one of {places}"
+    rule = f"hold the yaml of an option as GROUP/NAME.yaml (GROUP is one of {places})"
     require(bool(candidates), str(folder), rule, "none")
     for group, name in candidates.values():
         # what cannot be used is refused, also what is not chosen
@@ -75,7 +75,7 @@ def _check(options: argparse.Namespace) -> int:
     for choice, (_, name) in candidates.items():
         if only in ("", *checks, choice, name):
             chosen.append(choice)
-    rule = f"be a check's name ({', '.join(checks)}) or an option's ({', '.join(candidates)})"
+    rule = f"be the name of a check ({', '.join(checks)}) or an option ({', '.join(candidates)})"
     require(bool(chosen), "--only", rule, only)
     _check_words(words, chosen)
     ended = Counter[str]()
@@ -122,7 +122,7 @@ def _check_words(words: Sequence[str], chosen: Sequence[str]) -> None:
         key = word.partition("=")[0]
         if key in checked:
             raise ValueError(
-                f"{word} does not work here, because this command already sets {checked[key]}"
+                f"{word} does not work here, because nocap.check itself sets {checked[key]}"
             )
 
 

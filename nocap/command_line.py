@@ -77,7 +77,7 @@ def check_writable(key: str, path: Path | None) -> None:
     """
     if path is None:
         return
-    require(path != STDOUT, key, "be a file, not -", path)
+    require(path != STDOUT, key, "be a file, not - (stdout)", path)
     file = path.absolute()
     nearest = next(part for part in (file, *file.parents) if part.exists())
     right = nearest.is_file() if nearest == file else nearest.is_dir()
@@ -121,7 +121,7 @@ def answering(
         with redirect_stdout(sys.stderr):
             yield lambda content: print(_line(content), end="", file=out, flush=True)
         return
-    rule = "be followed by a file, or by - for stdout, before an override"
+    rule = "be followed by a file (or by - for stdout), not by an override"
     require(path is None or "=" not in path.name, "--json", rule, path)
     check_writable("--json", path)
     answers = list[Mapping[str, Any]]()

@@ -161,7 +161,12 @@ def _of_study(folder: Path) -> Shown:
 
     lines = log.read_log(folder / log.FILE).of(log.RunLine, short=0)
     ended = dict.fromkeys(line.identity for line in lines)
-    require(bool(ended), str(folder), "be a study with finished runs in its log", "none")
+    require(
+        bool(ended),
+        str(folder),
+        "be the folder of a study with at least one finished run in its log",
+        "none",
+    )
     text = ""
     readme = folder / "README.md"
     if readme.is_file():

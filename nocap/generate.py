@@ -124,7 +124,7 @@ def _generate(options: argparse.Namespace) -> int:
     )
     prompt = trained.encoding.encode_ordinary(request.prompt) or [trained.encoding.eot_token]
     context = trained.run.model.seq_len
-    rule = f"be at most the model's context, model.seq_len={context} tokens"
+    rule = f"have at most model.seq_len={context} tokens, the model's context"
     require(len(prompt) <= context, "prompt", rule, len(prompt))
     # the last new token needs no place in the context
     new = min(request.max_tokens, context - len(prompt) + 1)

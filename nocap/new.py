@@ -75,7 +75,7 @@ def _check(group: str, name: str, folder: Path) -> None:
     for place in (conf_dir(), *outside.folders()):
         yaml = place / outside.place(group) / f"{name}.yaml"
         require(not yaml.exists(), "NAME", f"be new, but {yaml} exists already", name)
-    rule = f"be new, but an option of {group} has this kind already"
+    rule = f"be new, but an option of {group} already has kind={name}"
     require(name not in outside.all_options(group), "NAME", rule, name)
 
 

@@ -84,7 +84,7 @@ def test_logs_are_compared_as_the_command_does(tmp_path: Path, here: Door) -> No
 
 def test_errors_are_exceptions(tmp_path: Path) -> None:
     run = api.compose(*CELL, f"output_dir={tmp_path}")
-    with pytest.raises(ValueError, match="must match at least one shard"):
+    with pytest.raises(ValueError, match="must match at least one file"):
         api.train(
             "data=shards", "data.train=none.bin", "data.val=none.bin", f"output_dir={tmp_path}"
         )

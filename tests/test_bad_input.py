@@ -369,8 +369,8 @@ REFUSED = {
         ("experiment=xyz", "experiment/xyz", *EXPERIMENTS),
         ("model=" + "x" * 400, "model/xxx"),
         ("model=[nano,tiny]", "model must be one option"),
-        ("model=[1]", "model must name options"),
-        ("ideas=[[a]]", "ideas must name options"),
+        ("model=[1]", "model must hold names of options"),
+        ("ideas=[[a]]", "ideas must hold names of options"),
         ("attention.kind=sliding", "attention.kind", "sliding"),  # an option's kind is the option
         # types and values
         *((f"trainer.steps={value}", "trainer.steps", value) for value in ("many", "1.5")),
@@ -405,14 +405,16 @@ REFUSED = {
         *(
             (
                 f"{key}={{}}",
-                f"{key} must be an option's name or hold keys, because {{}} changes nothing, "
+                f"{key} must be the name of an option, or hold keys in braces, because {{}} "
+                "changes nothing, "
                 "got {}",
             )
             for key in ("mlp", "optimizer", "ideas", "trainer")
         ),
         (
             "--config-dir OWN objective=own_loss objective.loss_chunks=8",
-            "objective.loss_chunks must stay 1 with objective.kind=own_loss, which does not "
+            "objective.loss_chunks must keep its default, 1, with objective.kind=own_loss, "
+            "which does not "
             "use this key",
             "got 8",
         ),
@@ -421,20 +423,22 @@ REFUSED = {
             "have an L and a G among its first 2 letters (model.n_layer=2)",
             "LLLG",
         ),
-        ("attention=hybrid model.n_layer=1", "attention.pattern must mix the letters", "'G'"),
+        ("attention=hybrid model.n_layer=1", "attention.pattern must hold both letters", "'G'"),
         (
             "optimizer=muon optimizer.momentum_start=0.6",
-            "optimizer.momentum_start must stay 0.85 with optimizer.momentum_warmup_steps=0",
+            "optimizer.momentum_start must keep its default, 0.85, with "
+            "optimizer.momentum_warmup_steps=0",
             "0.6",
         ),
         (
             "ideas=[bigram] ideas.bigram.rows=1000",
-            "ideas.bigram.rows must stay 65536 if each of 66,049 pairs has its own row",
+            "ideas.bigram.rows must keep its default, 65536, because each of the 66,049 "
+            "pairs has its own row",
             "1000",
         ),
         (
             "ideas=[ngrams] ideas.ngrams.sizes=[2] ideas.ngrams.rows=9",
-            "ideas.ngrams.rows must stay",
+            "ideas.ngrams.rows must keep its default",
             "9",
         ),
         ("norm.bias=true", "norm.bias", "RMSNorm"),
@@ -535,7 +539,7 @@ REFUSED = {
         ("data.train_tokens=100", "data must have a shard of at least", "129 tokens", "got 100"),
         ("data=text data.path=missing.txt", "data.path", "missing.txt"),
         ("data=text data.path=empty", "data.path", "empty"),
-        (SHARDS + "none_*.bin", "data.train must match at least one shard", "none_*.bin"),
+        (SHARDS + "none_*.bin", "data.train must match at least one file", "none_*.bin"),
         (SHARDS + "cut.bin", "cut.bin", "truncated", "3024"),
         (SHARDS + "magic.bin", "magic.bin", "20240520", "got 7"),
         (SHARDS + "ids.bin tokenizer=bytes", "ids.bin", "below 257", "got 300 at token 5"),
@@ -568,7 +572,10 @@ REFUSED = {
             "--cfg is for one run, and does not work with --multirun",
         ),
         ("--info --plan", "--info is for one run, and does not work with --plan"),
-        ("data.read_sequences=8", "data.read_sequences must stay 16 with data.order=shuffled"),
+        (
+            "data.read_sequences=8",
+            "data.read_sequences must keep its default, 16, with data.order=shuffled",
+        ),
         ("--experimental-rerun run.pickle",),  # which Hydra would load
     ],
     "train --multirun": [
@@ -588,15 +595,15 @@ REFUSED = {
         ),
         (
             "seed=0 hydra.launcher._target_=os.system",
-            "hydra.launcher._target_ must be set in a command that also chooses",
+            "hydra.launcher._target_ must be set only in a command that also chooses",
         ),
         (
             "seed=0 hydra.launcher.jobs=2",
-            "hydra.launcher.jobs must be set in a command that also chooses a launcher,",
+            "hydra.launcher.jobs must be set only in a command that also chooses a launcher ",
         ),
         (
             "seed=0 hydra/launcher=pool ++hydra.launcher._target_=os.system",
-            "nocap uses no other Hydra launcher",
+            "and no other launcher of Hydra",
         ),
         (f"seed=0 hydra/launcher=pool ++hydra.launcher.jobs={CALLED}",),
         (f"seed=0 ++hydra.launcher.x={CALLED}",),

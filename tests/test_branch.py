@@ -120,7 +120,7 @@ def test_branch_is_the_whole_run(
 
     again, _ = train(here, tmp_path / "branch", *BRANCH, begins(trunk), "trainer.keep_steps=[10]")
     assert (
-        "the run has already finished, so there is nothing to train; it has no checkpoint of "
+        "the run has already finished, so there is nothing to train; the run kept no checkpoint of "
         "trainer.keep_steps=[10]" in again
     )
 
@@ -180,14 +180,14 @@ def test_what_cannot_be_a_trunk_is_refused(tmp_path: Path, trunk: Path) -> None:
     (file := tmp_path / CHECKPOINT).write_text("")
     key = "trainer.init_from="
     cases = {
-        f"or RUN@80, got {file}": (f"{key}{file}",),
-        f"be the folder of a checkpoint, as …/runs/RUN/checkpoints/step-00000080, or RUN@80, got "
+        f"step-00000080), got {file}": (f"{key}{file}",),
+        f"be a checkpoint (as RUN@80, or its folder …/runs/RUN/checkpoints/step-00000080), got "
         f"{trunk}": (f"{key}{trunk}",),
-        f"or RUN@80, got {at(missing)}": (begins(missing),),
+        f"step-00000080), got {at(missing)}": (begins(missing),),
         f"{at(damaged) / 'manifest.json'} must hold a JSON object": (begins(damaged),),
         f"be a complete checkpoint, got {at(state)}": (begins(state),),
         "be inside the folder of a run that has manifest.json and config.yaml": (f"{key}{alone}",),
-        "be from a step before trainer.steps=12, got step 16": (
+        "be the checkpoint of a step before trainer.steps=12, got step 16": (
             f"{key}{at(trunk).with_name('step-00000016')}",
         ),
         "be from a run with the same optimizer.lr (0.5), got 0.003": (
@@ -212,7 +212,7 @@ def test_what_cannot_be_a_trunk_is_refused(tmp_path: Path, trunk: Path) -> None:
         "up to step 8, where this run begins (this run: 1 of the peak at step 7), got 0.9 in": (
             begins(inside),
         ),
-        "must name one run; last": (f"{key}last@8",),
+        "must name one run, and not last": (f"{key}last@8",),
         "must name a run: nano must be a run": (f"{key}nano@8",),
         "/@8": (f"{key}@8",),
     }

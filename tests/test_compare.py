@@ -958,9 +958,9 @@ def test_what_cannot_be_compared_is_refused(tmp_path, capsys, monkeypatch):
         (["half"], "needs a finished run"),
         (
             ["whole", "--baseline", "mqa"],
-            "--baseline must name one of the arms ('gelu4x', 'gelu3x'), got 'mqa'",
+            "--baseline must name exactly one of the arms ('gelu4x', 'gelu3x'), got 'mqa'",
         ),
-        (["whole", "--baseline", "flash"], "--baseline must name one of the arms"),  # both
+        (["whole", "--baseline", "flash"], "--baseline must name exactly one of the arms"),  # both
         (["whole", "--allow", "luck"], "--allow must be one of"),
         (["whole", "--target", "nan"], "--target must be a finite loss above 0, got nan"),
         (["whole", "--json", "multirun.yaml/x.json"], "--json must be a file that can be written"),

@@ -532,7 +532,7 @@ HELP_REFUSED = [
     ("model=d12_fast", r"model/d12_fast is no option \(did you mean experiment=d12_fast\?\)"),
     (
         "experiment=first_run",
-        r"experiment does not work with --help: --cfg job prints its settings",
+        r"experiment=NAME does not work with --help: --cfg job prints the settings of NAME",
     ),
 ]
 

@@ -515,7 +515,10 @@ BAD_FILES = [
     (GOOD[:-1], "truncated: a shard of 3 tokens must have 1030 bytes, got 1029"),
     (GOOD + b"\0", "too long: a shard of 3 tokens must have 1030 bytes, got 1031"),
     (GOOD + b"\0\0", "too long"),
-    (raw_shard([1, 256, 257, 300]), "below 257, the tokenizer's vocabulary, got 257 at token 2"),
+    (
+        raw_shard([1, 256, 257, 300]),
+        "below 257, the size of the tokenizer's vocabulary, got 257 at token 2",
+    ),
 ]
 
 
@@ -744,7 +747,7 @@ def test_the_fingerprint_follows_order_split_and_vocabulary(folder, cache):
 
 
 USELESS_SHARDS = [
-    ("train_*.bin", "none", "data.val must match at least one shard, got '{folder}/none'"),
+    ("train_*.bin", "none", "data.val must match at least one file, got '{folder}/none'"),
     (
         "*.bin",
         "val_*.bin",
@@ -824,7 +827,11 @@ BAD_HEADERLESS_FILES = [
         "uint16",
         "data.dtype must be uint32, because with uint16 every second token is 0, got uint16",
     ),
-    (b"\1\0" * 8, "uint32", "below 257, the tokenizer's vocabulary, got 65537 at token 0"),
+    (
+        b"\1\0" * 8,
+        "uint32",
+        "below 257, the size of the tokenizer's vocabulary, got 65537 at token 0",
+    ),
     (b"\1\0" * 600, "null", "needs data.dtype=uint16 or uint32"),
 ]
 

@@ -258,18 +258,22 @@ FALSE = "data.document_mask must be false with"
     [
         (
             "attention.document_start=256",
-            "attention.document_start must be null: set data.document_mask=true instead, got 256",
+            "attention.document_start must be null (set data.document_mask=true instead), got 256",
         ),
-        (f"data=synthetic {MASK}", f"{FALSE} data.kind=synthetic, which does not declare"),
+        (f"data=synthetic {MASK}", f"{FALSE} data.kind=synthetic, which has no documents"),
         (f"data=synthetic {RESTART}", "position.restart must be false with data.kind=synthetic"),
-        (f"ideas=[smear] {MASK}", f"{FALSE} ideas.smear, which may mix tokens (its PER_TOKEN is"),
+        (
+            f"ideas=[smear] {MASK}",
+            f"{FALSE} ideas.smear, which may mix documents (its PER_TOKEN is",
+        ),
         (f"ideas=[bigram] {MASK}", f"{FALSE} ideas.bigram,"),
         (f"ideas=[x0,ngrams] {MASK}", f"{FALSE} ideas.ngrams,"),
         (f"ideas=[partial_key_offset] {MASK}", f"{FALSE} ideas.partial_key_offset,"),
         (f"attention=softcap {MASK}", f"{FALSE} attention.kind=softcap, which does not support"),
         (
             f"position=none {RESTART}",
-            "position.restart must stay False with position=none, which has no positions",
+            "position.restart must keep its default, False, with position=none, which has no "
+            "positions",
         ),
         (
             f"{MASK} trainer.device=cuda trainer.precision=bf16 attention.kernel=cudnn",
@@ -282,7 +286,7 @@ FALSE = "data.document_mask must be false with"
         ),
         (
             "attention.kernel=blocks trainer.device=cuda",
-            "fused, flash, efficient, cudnn, flex for this option, got blocks",
+            "fused, flash, efficient, cudnn, flex with attention.kind=global, got blocks",
         ),
         (f"{MASK[:-4]}maybe", "data.document_mask must be true or false"),
     ],
@@ -339,7 +343,7 @@ def test_shards_in_which_no_document_begins_are_refused(tmp_path: Path) -> None:
     write_shard(tmp_path / "val.bin", tokens[::-1])
     shards = (f"data.train={tmp_path / 'train.bin'}", f"data.val={tmp_path / 'val.bin'}")
     words = ("data=shards", "tokenizer=bytes", *shards, f"output_dir={tmp_path}")
-    rule = "data.document_mask must be false where the training data lack token 256, which"
+    rule = "data.document_mask must be false with training data that lack token 256 "
     with pytest.raises(ValueError, match=rule):
         plan(run_of(*words, MASK), choices={})
     tokens[5_000] = START

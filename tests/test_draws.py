@@ -148,7 +148,7 @@ def test_cuda_graphs_are_refused_beside_it(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("nocap.config.hardware.check_device", lambda *device: None)
     words = [*SMALL, "mlp=dropped", "trainer.device=cuda", "trainer.cuda_graphs=true"]
     with pytest.raises(
-        ValueError, match=r"trainer\.cuda_graphs must be false with an option that draws"
+        ValueError, match=r"trainer\.cuda_graphs must be false, because an option of this run draws"
     ):
         compose(words)
 

@@ -580,7 +580,7 @@ def test_14_15_16_bad_shard(tmp_path: Path, here: Door, shards: tuple[str, ...])
     cases = (
         (b"\7" + sound[1:], "magic number 20240520, got "),
         (sound[: len(sound) // 2], "truncated"),
-        (sound[:-2] + short, "below 257, the tokenizer's vocabulary, got 60000"),
+        (sound[:-2] + short, "below 257, the size of the tokenizer's vocabulary, got 60000"),
     )
     for damaged, reason in cases:
         last.write_bytes(damaged)
@@ -606,7 +606,7 @@ def test_17_data_changed_before_the_resume(
     refused = here(*shards)
     assert refused.code == 2
     assert refused.err.count("\n") == 1
-    assert f"data must be those of the run in {run_dir} (" in refused.err
+    assert f"data must be the same as in the run in {run_dir} (" in refused.err
     assert the_run(tmp_path / "out") == run_dir
     shard.write_bytes(sound)
     done = here(*shards)

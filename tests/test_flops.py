@@ -310,7 +310,7 @@ class Doubled(nn.Module):
     (tmp_path / "norm" / "other.py").write_text(HEADS + own + source)
     (tmp_path / "norm" / "other.yaml").write_text("kind: other\n")
     outside.use([tmp_path])
-    basis = "not counted (norm=other: nocap_test::doubled has no formula)"
+    basis = "not counted (norm=other: nocap_test::doubled has no formula for its FLOPs)"
     run = compose([*NANO, "norm=other"])
     flops = flops_per_token(run, vocab_size=70)
     assert flops == (None, basis)

@@ -131,7 +131,7 @@ BOMBS = {
     "deep": ("[" * 900, "must not be nested so deeply"),
     "deeper": ("[" * 1_100, ".yaml"),  # PyYAML 6.0.4 refuses it itself, in words of its own
     "deep keys": ("? " * 100_000, "must not be nested so deeply"),
-    "twice": ("a: 1\na: 2\n", "a must appear once"),
+    "twice": ("a: 1\na: 2\n", "the key a must appear only once"),
     "no text": ("a: \x00\n", "not allowed"),
 }
 
@@ -248,6 +248,7 @@ def test_without_a_home_the_cache_is_asked_for(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os, "getuid", lambda: 12345)  # nobody of this number
     with pytest.raises(
-        ValueError, match=r"^the environment variable NOCAP_CACHE, or cache_dir, must name a folder"
+        ValueError,
+        match=r"^the environment variable NOCAP_CACHE, or the key cache_dir, must name a folder",
     ):
         cache_root()

@@ -169,7 +169,7 @@ REFUSALS = {
         ["run=RUN", "temprature=1"],
         "temprature is no key of generate (did you mean temperature?)",
     ),
-    "no value": (["run=RUN", "prompt"], "'prompt' must be key=value"),
+    "no value": (["run=RUN", "prompt"], "'prompt' must have the form key=value"),
     "prompt no text": (["run=RUN", "prompt=\udcff"], "prompt must be UTF-8, got '\\udcff'"),
     "negative temperature": (
         ["run=RUN", "temperature=-1"],
@@ -187,7 +187,7 @@ REFUSALS = {
     "device": (["run=RUN", "device=tpu"], "device"),
     "prompt too long": (
         ["run=RUN", "prompt=" + "a" * 129],
-        "prompt must be at most the model's context, model.seq_len=128 tokens, got 129",
+        "prompt must have at most model.seq_len=128 tokens, the model's context, got 129",
     ),
     "compiled without a cache": (
         ["run=RUN", "cache=false", "compile=true"],

@@ -267,16 +267,22 @@ NO_BUILD = ("build(self, run, *, vocab_size)", "nothing(self)")
 
 
 BROKEN_IDEAS = [
-    ((NO_BUILD,), "return a module from build for its method embed"),
-    ((NO_BUILD, ("embed", "enter")), "return a module from build_layer for its method enter"),
-    ((NO_BUILD, ("embed", "readout")), "return a module from build for its method readout"),
+    ((NO_BUILD,), "return a module from build, because it has the method embed"),
+    (
+        (NO_BUILD, ("embed", "enter")),
+        "return a module from build_layer, because it has the method enter",
+    ),
+    (
+        (NO_BUILD, ("embed", "readout")),
+        "return a module from build, because it has the method readout",
+    ),
     (
         (NO_BUILD, ("embed", "after_step"), ("x_BTC, context)", "model, *, step)")),
-        "return a module from build_around for its method after_step",
+        "return a module from build_around, because it has the method after_step",
     ),
     (
         (("def embed(", "def embedd("),),
-        "have a method for the module of its build: one of embed, readout, unembed, loss",
+        "have a method that uses its module from build: one of embed, readout, unembed, loss",
     ),
 ]
 
@@ -446,7 +452,8 @@ def test_keys_that_a_replaced_block_or_model_may_not_read_are_refused(
     key, _, value = word.partition("=")
     with pytest.raises(
         ValueError,
-        match=f"^{key} must stay .* with model.kind={name}, which does not use this key .* got "
+        match=f"^{key} must keep its default, .* with model.kind={name}, which does not use "
+        "this key .* got "
         f"{value}",
     ):
         replaced_model(tmp_path, name, source, word)
@@ -492,7 +499,10 @@ def test_keys_that_a_method_of_its_own_may_not_read_are_refused(
 ):
     """What the class that it extends reads is about that class's method."""
     key, _, value = word.partition("=")
-    rule = f"^{key} must stay .* with {group}.kind=own, which does not use this key .* got {value}"
+    rule = (
+        f"^{key} must keep its default, .* with {group}.kind=own, which does not use this key .* "
+        f"got {value}"
+    )
     with pytest.raises(ValueError, match=re.compile(rule, re.I)):
         from_outside(tmp_path, group, "own", source, word, keys=keys)
     assert getattr(composed(f"{group}=own"), group).kind == "own"
@@ -523,7 +533,8 @@ def test_a_block_or_a_model_can_be_replaced(tmp_path: Path, name: str, source: s
 def test_a_model_of_its_own_refuses_an_idea_that_it_has_no_place_for(tmp_path: Path):
     run = replaced_model(tmp_path, "bigram", BIGRAM, "ideas=[x0]")
     rule = (
-        r"ideas.x0 must return a module from build_layer for its method enter, but returned none "
+        r"ideas.x0 must return a module from build_layer, because it has the method enter, "
+        r"but returned none "
         r"with .*bigram"
     )
     with pytest.raises(InputError, match=rule):

@@ -125,11 +125,11 @@ REFUSED = [
     (("--detach",), "--detach works only with a launcher that has a queue"),
     (
         ("--fail-fast", "hydra/launcher=slurm"),
-        "--fail-fast does not work with hydra/launcher=slurm: its queue starts the cells",
+        "--fail-fast does not work with hydra/launcher=slurm, because a queue starts the cells",
     ),
     (
         ("hydra/launcher=ray", "hydra.launcher.target.name=Other", "--plan"),
-        "hydra.launcher.target must state the other machine's device",
+        "hydra.launcher.target must state the machine's device, and",
     ),
 ]
 
@@ -153,7 +153,7 @@ def test_a_queue_of_somebody_elses_is_named_by_its_own_launcher():
 
     launcher = Pbs(kind="pbs")
     check_flags(launcher, GridFlags(detach=True))
-    with pytest.raises(ValueError, match="hydra/launcher=pbs: its queue starts the cells"):
+    with pytest.raises(ValueError, match="hydra/launcher=pbs, because a queue starts the cells"):
         check_flags(launcher, GridFlags(fail_fast=True))
 
 
@@ -332,7 +332,8 @@ def test_a_job_that_lands_on_another_machine_is_refused_and_names_both(cluster, 
         ),
         (
             ("device=cpu", "name=Another", "threads=1", "precision=fp32", "compile=off"),
-            r"\(.*hydra\.launcher\.target must be the machine where the job runs .*, 1\), got .*, "
+            r"\(.*hydra\.launcher\.target must describe the machine where the job runs .*, "
+            r"1\), got .*, "
             r"Another, 1",
         ),
     )

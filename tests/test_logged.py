@@ -136,7 +136,7 @@ def test_the_summary_has_the_last_value(door: Door, tmp_path: Path) -> None:
         ),
         (
             'log(self, "a b", gate_BTC)',
-            "must be of at most 64 letters, digits and _ . -, got 'a b'",
+            "must have at most 64 characters, which are letters, digits and _ . -, got 'a b'",
         ),
     ],
 )

@@ -101,7 +101,7 @@ AT = f"nocap: {__file__}/mlp cannot be read or written: Not a directory"
 
 NEW_REFUSED = [
     ("attention gqa", OVERWRITTEN),
-    ("mlp mlp", "nocap: NAME must be new, but an option of mlp has this kind already, got mlp"),
+    ("mlp mlp", "nocap: NAME must be new, but an option of mlp already has kind=mlp, got mlp"),
     ("mlp mine --dir there", OVERWRITTEN),
     ("study there --dir there", OVERWRITTEN),
     ("mlp 2x", f"{LETTERS}2x"),
@@ -346,10 +346,11 @@ POWER_LAW = str(REPO / "tests/strangers/power_law")
 
 
 CHECK_REFUSED = [
-    (["nowhere"], "nocap: DIR must be a folder with options, got nowhere"),
+    (["nowhere"], "nocap: DIR must be an existing folder that holds options, got nowhere"),
     (
         ["."],
-        " must hold an option: GROUP/NAME.yaml, with GROUP one of attention, data, ideas, "
+        " must hold the yaml of an option as GROUP/NAME.yaml (GROUP is one of attention, "
+        "data, ideas, "
         "hydra/launcher",
     ),
     (
@@ -357,10 +358,10 @@ CHECK_REFUSED = [
         "broken.py cannot be imported: ModuleNotFoundError: No module named 'no_such_module' "
         "(line 4)",
     ),
-    ([POWER_LAW, "--only", "nothing"], "nocap: --only must be a check's name (composes, "),
+    ([POWER_LAW, "--only", "nothing"], "nocap: --only must be the name of a check (composes, "),
     (
         [POWER_LAW, "schedule=wsd"],
-        "nocap: schedule=wsd does not work here, because this command already sets "
+        "nocap: schedule=wsd does not work here, because nocap.check itself sets "
         "schedule=power_law",
     ),
 ]

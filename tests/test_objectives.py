@@ -218,11 +218,11 @@ def test_a_teachers_time_is_in_the_record(teacher: str, teacher_s: float, tmp_pa
     [
         (
             "ideas=[curriculum,easy_first] ideas.easy_first.run=x",
-            "hold at most one idea that arranges the training data, got curriculum, easy_first",
+            "hold at most one idea that reorders the training data, got curriculum, easy_first",
         ),
         (
             "ideas=[easy_first,x0,curriculum] ideas.easy_first.run=x",
-            "hold at most one idea that arranges the training data, got curriculum, easy_first",
+            "hold at most one idea that reorders the training data, got curriculum, easy_first",
         ),
         (
             "ideas=[tail_average,averaged_weights]",
@@ -325,7 +325,7 @@ REFUSED = [
         "DISTILL ideas.distill.run=/nowhere",
         "ideas.distill.run must name a run: /nowhere must be a run, a",
     ),
-    ("DISTILL ideas.distill.run=last", "ideas.distill.run must name one run; last"),
+    ("DISTILL ideas.distill.run=last", "ideas.distill.run must name one run, and not last"),
     (
         "DISTILL objective.loss_chunks=4",
         "objective.loss_chunks must be 0 or 1 beside ideas.distill",
@@ -337,7 +337,7 @@ REFUSED = [
     ),
     (
         "attention.kernel=blocks trainer.device=cuda",
-        "fused, flash, efficient, cudnn, flex for this option, got blocks",
+        "fused, flash, efficient, cudnn, flex with attention.kind=global, got blocks",
     ),
     (
         "ideas=[untie] trainer.device=cuda trainer.cuda_graphs=true",

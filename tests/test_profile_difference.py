@@ -293,7 +293,7 @@ def test_both_parts_of_a_text_are_compared(compared: Any) -> None:
     assert "config: cached true → false" in done.out.splitlines()
     refused(
         compared(profile(), whole),
-        "must be profiles of one kind, got step, and prefill and decoded token",
+        "must be profiles of the same kind, got step, and prefill and decoded token",
     )
 
 
@@ -401,7 +401,7 @@ def test_an_older_nocaps_profile_is_refused_by_what_it_lacks(compared: Any) -> N
     old = {key: value for key, value in profile().items() if key not in ("of", "groups")}
     refused(
         compared(old, profile()),
-        "a.json must have subtotals; measure the profile again, got a profile of an older nocap",
+        "a.json must have subtotals (measure the profile again), got a profile of an older nocap",
     )
 
 

@@ -31,7 +31,11 @@ TORCHRUN = (
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (("trainer.devices=1",), "nocap: trainer.devices must equal torchrun's 2 ranks, got 1\n"),
+        (
+            ("trainer.devices=1",),
+            "nocap: trainer.devices must be 2, the number of processes that torchrun starts, "
+            "got 1\n",
+        ),
         (("--multirun", "seed=0,1"), "nocap: --multirun must not run under torchrun"),
     ],
 )

@@ -238,7 +238,7 @@ def test_nothing_of_another_run_is_believed(whole: Path, half: Path, tmp_path: P
         shutil.copy(other.run_dir / name, this.run_dir / name)
     assert this.end().is_open
     shutil.copy(other.run_dir / "manifest.json", this.run_dir / "manifest.json")
-    refusal = f"have the identity in the folder's name, {this.identity}, got {other.identity}"
+    refusal = f"hold {this.identity}, the identity in the name of its folder, got {other.identity}"
     with pytest.raises(ValueError, match=refusal):
         again(this).end().believe()
 

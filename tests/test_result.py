@@ -1012,7 +1012,9 @@ def test_files_that_disagree_are_refused_by_name(tmp_path: Path, other: str) -> 
     files = halves(tmp_path, a=fp32, b=about)
     code, lines = judge(*files)
     assert code == 2
-    assert lines == [f"nocap: {files[1]} must agree with {files[0]}, got {why}"]
+    assert lines == [
+        f"nocap: {files[1]} must have the same data, code and settings as {files[0]}, got {why}"
+    ]
     code, lines = judge(*files, *(f"--allow={key}" for key in allow))
     assert code == (0 if allow else 2), lines
 
@@ -1053,7 +1055,7 @@ def test_different_questions_are_refused_by_name_unless_typed(
         compared_to(files[-1], two_arms(tmp_path / name, seeds), *words)
     code, lines = judge(*files)
     assert code == 2
-    rule = f"must have the same flags as {files[0]}, or this command must give the flags"
+    rule = f"must have the same flags as {files[0]} (or give these flags in this command)"
     assert lines == [f"nocap: {files[1]} {rule}, got {why}"]
     if question != "baseline":
         typed = (one or other)[0]
@@ -1117,7 +1119,7 @@ def test_what_makes_no_comparison_leaves_no_file(
     cases = (
         ("a comparison needs a finished run", half, *into),
         ("no run was found", "nowhere", *into),
-        ("--baseline must name one of the arms", outputs, "--baseline", "x", *into),
+        ("--baseline must name exactly one of the arms", outputs, "--baseline", "x", *into),
         ("--target must be a finite loss above 0, got -1.0", outputs, "--target", "-1", *into),
         ("--json must be a file that can be written", outputs, "--json", tmp_path),
         ("--markdown must be a file that can be written", outputs, "--markdown", tmp_path),

@@ -551,6 +551,8 @@ def test_a_renamed_yaml_whose_rate_would_be_lost_is_refused(tmp_path: Path) -> N
     text = (REPO / "conf" / "ideas" / "x0.yaml").read_text()
     (tmp_path / "ideas" / "fast.yaml").write_text(text.replace("ideas.x0", "ideas.fast"))
     outside.use([tmp_path])
-    line = r"ideas.fast must be named x0, like its kind: lr finds the parameters by this name"
+    line = (
+        r"ideas.fast must be named x0, like its kind \(its lr finds the parameters by this name\)"
+    )
     with pytest.raises(ValueError, match=line):
         compose([*SMALL, "ideas=[fast]"])

@@ -386,10 +386,10 @@ def test_the_result_has_one_schema(raced, capsys):
 
 
 REFUSED = [
-    ((), "--arm must be typed at least twice, first for the baseline, got 0"),
+    ((), "--arm must be typed at least twice (the first --arm is the baseline), got 0"),
     (
         ("--arm", "mlp=gelu3x"),
-        "--arm must be typed at least twice, first for the baseline, got 1",
+        "--arm must be typed at least twice (the first --arm is the baseline), got 1",
     ),
     (
         ("--arm", "", "--arm", "attention=nope"),
@@ -412,7 +412,7 @@ REFUSED = [
     (("--arm", "", "--arm", "mlp=gelu3x", "--rounds", "2"), "--rounds must be at least 3, got 2"),
     (
         ("--arm", "", "--arm", "mlp=gelu3x", "--rounds", "3", "--seconds", "9"),
-        "--seconds does not work with --rounds: use one of them to end the bench",
+        "--seconds does not work with --rounds: give only one of the two",
     ),
     (
         ("--arm", "", "--arm", "mlp=gelu3x", "--seconds", "nan"),

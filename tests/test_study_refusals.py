@@ -88,7 +88,7 @@ EQUAL_CLAIM: list[Case] = [
     ({"target": "baseline"}, "target must be baseline for a claim about time or steps"),
     (
         {"mechanism": {"rule": "flops", "formula": "f"}},
-        "claim M.equal: mechanism.rule must be 'given' for time_at_equal_loss, because other",
+        "claim M.equal: mechanism.rule must be 'given' for time_at_equal_loss, because the other",
     ),
 ]
 # what the scale says otherwise
@@ -158,11 +158,11 @@ STUDIES: list[Case] = [
     ({"claims": [claim(SPEED, guards=[SPEED_GUARD])]}, "name the scale cpu, got gpu"),
     (
         {"seeds": [0, 1]},
-        "seeds must be at least 3 seeds, because nocap gives no verdict with fewer, got 2",
+        "seeds must hold at least 3 seeds, because nocap gives no verdict with fewer, got 2",
     ),
     (
         {"seeds": []},
-        "seeds must be at least 3 seeds, because nocap gives no verdict with fewer, got 0",
+        "seeds must hold at least 3 seeds, because nocap gives no verdict with fewer, got 0",
     ),
     ({"question": None}, "question must"),
     ({"question": " "}, "question must not be empty, got ' '"),

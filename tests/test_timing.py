@@ -245,9 +245,9 @@ def test_a_grid_of_the_same_arms_takes_the_timing_of_the_one_before(tmp_path: Pa
 
 
 REFUSED = [
-    (["--time", "0"], "--time must be a number of seconds above 0, as in --time 60, got 0"),
-    (["--time", "nan"], "--time must be a number of seconds above 0, as in --time 60, got nan"),
-    (["--time", "soon"], "--time must be a number of seconds above 0, as in --time 60, got soon"),
+    (["--time", "0"], "--time must be a number of seconds above 0 (as in --time 60), got 0"),
+    (["--time", "nan"], "--time must be a number of seconds above 0 (as in --time 60), got nan"),
+    (["--time", "soon"], "--time must be a number of seconds above 0 (as in --time 60), got soon"),
     (["--time", "9", "trainer.devices=2"], "trainer.devices must be 1 with --time"),
     (["--time", "9", "hydra/launcher=slurm"], "--time does not work on a cluster"),
     (["--time", "9", "--plan", "trainer.devices=2"], "trainer.devices must be 1 with --time"),

@@ -76,18 +76,18 @@ def test_it_ends_at_the_first_look_where_all_is_shown(tmp_path: Path, here: Door
 
 
 REFUSED = [
-    (["6", ARMS], "seed must list 3 or more seeds with --until-shown, as in seed=0,1,2, got none"),
+    (["6", ARMS], "seed must list 3 or more seeds with --until-shown (as in seed=0,1,2), got none"),
     (
         ["6", ARMS, "seed=1"],
-        "seed must list 3 or more seeds with --until-shown, as in seed=0,1,2, got seed=1",
+        "seed must list 3 or more seeds with --until-shown (as in seed=0,1,2), got seed=1",
     ),
     (
         ["3", ARMS, "seed=0,1,2"],
-        "--until-shown must be more than the 3 seeds of the command, got 3",
+        "--until-shown must be more than 3, the number of seeds in this command, got 3",
     ),
     (
         ["many", ARMS, "seed=0,1,2"],
-        "--until-shown must be a whole number, the most seeds per arm, as in --until-shown 24, "
+        "--until-shown must be a whole number, the most seeds per arm (as in --until-shown 24), "
         "got many",
     ),
     (

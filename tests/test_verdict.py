@@ -203,7 +203,7 @@ REFUSED = [
     (
         claim,
         {"seeds": [1, 2]},
-        "seeds must be at least 3 seeds, because nocap gives no verdict with fewer, got 2",
+        "seeds must hold at least 3 seeds, because nocap gives no verdict with fewer, got 2",
     ),
     (claim, {"seeds": [1, 2, 2]}, "seeds must differ"),
     (
@@ -223,9 +223,9 @@ REFUSED = [
         {"metric": "time_to_target_s"},
         "target must be baseline for a claim about time or steps",
     ),
-    (claim, {"target": "baseline"}, "and null for others, got baseline"),
+    (claim, {"target": "baseline"}, "and null for other claims, got baseline"),
     (claim, {"statement": " "}, "statement must not be empty"),
-    (claim, {"guards": [LOSS_GUARD, LOSS_GUARD]}, "guards must have different metrics"),
+    (claim, {"guards": [LOSS_GUARD, LOSS_GUARD]}, "guards must name each metric once"),
     (
         claim,
         {"mechanism": Mechanism(bound=0.0, formula="x")},
@@ -243,7 +243,11 @@ REFUSED = [
     (guard, {"metric": "train_s"}, "guard metric must be one of "),
     (noise, {"sd": 0.0}, "noise.sd must be above 0 and finite, got 0.0"),
     (noise, {"df": math.nan}, "noise.df must be above 0, got nan"),
-    (noise, {"source": " "}, "noise.source must name the runs that gave the noise, got ' '"),
+    (
+        noise,
+        {"source": " "},
+        "noise.source must name the runs from which the noise was computed, got ' '",
+    ),
     (measurement, {"value": math.nan, "ending": Ending.measured}, FINITE),
     (measurement, {"value": None, "ending": Ending.measured}, FINITE),
     (measurement, {"value": 1.0, "ending": Ending.diverged}, FINITE),
@@ -545,7 +549,7 @@ def test_a_target_that_the_shortest_schedule_reaches_took_at_most_that():
     assert word(slow, early) is REFUTED  # at most 200/960
     assert word(early, early) is INCONCLUSIVE  # nobody knows
     assert word((200.0, 230.0, 205.0), (200.0, 230.0, 240.0)) is INCONCLUSIVE
-    with pytest.raises(ValueError, match="tokens_per_s must have an exact value, because only a"):
+    with pytest.raises(ValueError, match="tokens_per_s must have an exact value \\(only a"):
         judge(claim(), ("tokens_per_s", [200.0] * 3, [1.0] * 3), at_most=200.0)
     own = {"scale": Scale.value, "expected": [None, 600.0]}
     times = ("time_to_target_s", early, [])

@@ -484,7 +484,8 @@ def test_an_agents_run_has_its_id_and_a_finished_one_is_reported_again(
 
 def test_a_sweeps_words_with_hyphens_are_refused_with_the_form_that_works(tmp_path: Path) -> None:
     with pytest.raises(
-        ValueError, match=r"a key has no hyphens \(in a W&B sweep: \$\{args_no_hyphens\}\)"
+        ValueError,
+        match=r"write a key without hyphens before it; in a W&B sweep, use \$\{args_no_hyphens\}\)",
     ):
         parse(["--attention=gqa"])
 

@@ -145,7 +145,7 @@ def test_a_number_in_a_yaml_is_no_text(key: str, value: object) -> None:
     place, _, name = key.rpartition(".")
     (plain[place] if place else plain)[name] = value
     with pytest.raises(
-        ValueError, match=rf"{key}(\[0\])? must be text, with quotes if a yaml would read"
+        ValueError, match=rf"{key}(\[0\])? must be text \(put quotes around a text that"
     ):
         from_plain(plain, "it must be a config")
 
@@ -156,7 +156,7 @@ def test_an_experiments_number_is_no_text(tmp_path: Path, here: Door) -> None:
     refused = here("--config-dir", str(tmp_path), "--cfg", "job", "experiment=mine")
     assert refused.code == 2
     assert (
-        "output_dir must be text, with quotes if a yaml would read it as a number, got 3.1"
+        "output_dir must be text (put quotes around a text that looks like a number), got 3.1"
         in refused.err
     )
 

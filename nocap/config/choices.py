@@ -52,7 +52,7 @@ def of_a_grid(overrides: Sequence[Override]) -> DictConfig:
     of_launcher = [override for override in overrides if is_launcher(override)]
     is_chosen = any(override.key_or_group == "hydra/launcher" for override in of_launcher)
     for override in of_launcher:
-        rule = "be set in a command that also chooses a launcher, as in hydra/launcher=pool"
+        rule = "be set only in a command that also chooses a launcher (as in hydra/launcher=pool)"
         require(is_chosen, override.key_or_group, rule, override.input_line)
     words = list[str]()
     for override in overrides:
@@ -91,7 +91,9 @@ def _option_config_cached(
     parts = {f.name for f in dataclasses.fields(Run)}
     groups = (parts & option_folders()) - {"ideas"}
     for group in sorted(groups):
-        require(group in choices, group, f"be one option, as in {group}=NAME", "a list or none")
+        require(
+            group in choices, group, f"be one option, as in {group}=NAME", "a list, or no option"
+        )
     plain = cast(dict[str, Any], OmegaConf.to_container(config))
     del plain["hydra"]
     return run_tree(plain), choices
@@ -153,7 +155,7 @@ def _hydras_errors() -> Iterator[None]:
         raise ValueError(explain(error.__cause__ or error)) from None
     except (AssertionError, AttributeError, KeyError, TypeError) as error:
         raise ValueError(
-            f"the defaults of a yaml must be names of options, as in [other]; Hydra raised "
+            f"the list 'defaults' of a yaml must hold option names, as in [other]; Hydra raised "
             f"{type(error).__name__}"
         ) from error
 
@@ -211,7 +213,7 @@ def option_names(override: Override) -> list[str]:
     value: Any = override.value()
     names = value if isinstance(value, list) else [value]
     are_texts = all(isinstance(name, str) for name in names)
-    rule = "name options, as in ideas=[NAME]"
+    rule = "hold names of options (as in mlp=NAME or ideas=[NAME])"
     require(are_texts, group, rule, override.input_line)
     if "/" in group:  # Hydra's own, such as the launcher's: it refuses what it does not know
         return names
@@ -235,7 +237,12 @@ def _check_from_outside(path: Path) -> None:
     sweeps."""
     plain = read_yaml(path)
     text = read_text(path)
-    require(isinstance(plain, dict), str(path), "hold keys and values", type(plain).__name__)
+    require(
+        isinstance(plain, dict),
+        str(path),
+        "be a yaml of keys with values (KEY: VALUE)",
+        type(plain).__name__,
+    )
     hydras = [key for key, _ in flat(plain) if re.match(r"hydra(\.(?!sweeper\.params\.)|$)", key)]
     hydras += re.findall(r"@(?:package +)?[\w.]*\bhydra\b[\w.]*", text)
     rule = "set no keys of Hydra except hydra.sweeper.params"

@@ -110,7 +110,7 @@ def _check_secrets(run: Run) -> None:
     """Refuse a value that holds a secret. A tracker's texts are redacted where they are written;
     the run needs the others as they are, as a path."""
     plain = to_plain(run)
-    rule = "not hold a secret, because the run's record would show it"
+    rule = "not hold a secret such as a password, because the run's record would show it"
     pairs = zip(flat(plain), flat(redact(plain)), strict=True)
     for (key, value), (_, redacted) in pairs:
         if not key.startswith("tracker."):
@@ -137,8 +137,8 @@ def raw_config(words: Sequence[str]) -> tuple[DictConfig, dict[str, str | None]]
     """
     overrides = overrides_of(words)
     rule = (
-        "be one value; add --multirun for several values, brackets for a list as in [a,b], or "
-        "quotes for a text with commas"
+        "be one value (for several values, add --multirun; write a list as [a,b], and put "
+        "quotes around a text with commas)"
     )
     for override in overrides:
         is_one = not override.is_sweep_override()
@@ -177,7 +177,10 @@ def _value_of(config: DictConfig, key: str, value: Any, text: Any) -> Any:
     """
     if isinstance(value, dict):
         require(
-            bool(value), key, "be an option's name or hold keys, because {} changes nothing", "{}"
+            bool(value),
+            key,
+            "be the name of an option, or hold keys in braces, because {} changes nothing",
+            "{}",
         )
         values = dict[str, Any]()
         for name, item in value.items():
@@ -212,7 +215,7 @@ def from_overrides(schema: type[T], overrides: Iterable[str]) -> T:
     """
     words = [override.partition("=") for override in overrides]
     for key, equals, _ in words:
-        require(bool(equals), repr(key), "be key=value", "no value")
+        require(bool(equals), repr(key), "have the form key=value", "no value")
     types = types_of(cast(type, schema))
     values = dict[str, Any]()
     texts = dict[str, str]()

@@ -93,7 +93,7 @@ def _seeds(text: str) -> int:
     Errors:
         ValueError: it is no number of them.
     """
-    rule = f"be a whole number, the most seeds per arm, as in {UNTIL_SHOWN} 24"
+    rule = f"be a whole number, the most seeds per arm (as in {UNTIL_SHOWN} 24)"
     require(text.isdecimal(), UNTIL_SHOWN, rule, text)
     return int(text)
 
@@ -108,7 +108,7 @@ def _seconds(text: str) -> float:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
-    require(0 < seconds < math.inf, TIME, f"be a number of seconds above 0, as in {TIME} 60", text)
+    require(0 < seconds < math.inf, TIME, f"be a number of seconds above 0 (as in {TIME} 60)", text)
     return seconds
 
 
@@ -230,9 +230,9 @@ def parse(arguments: Sequence[str]) -> Flags:
             each other.
     """
     values, unknown = _parser().parse_known_intermixed_args(arguments)
-    rule = "be those that --help lists"
+    rule = "be flags that --help lists"
     if any("=" in word for word in unknown):
-        rule += "; a key has no hyphens (in a W&B sweep: ${args_no_hyphens})"
+        rule += " (write a key without hyphens before it; in a W&B sweep, use ${args_no_hyphens})"
     require(not unknown, "flags", rule, " ".join(unknown))
     grid = GridFlags(**_read(GridFlags, values))
     words: list[str] = values.overrides

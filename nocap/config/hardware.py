@@ -158,7 +158,7 @@ def check_device(device: Device, devices: int, *, key: str = "trainer.device") -
     none = "no CUDA driver, or a driver that finds no GPU"
     require(n > 0, f"{key}=cuda", "have a GPU", none)
     local = int(os.environ.get("LOCAL_WORLD_SIZE", devices))
-    require(local <= n, "trainer.devices", f"be at most the {n} visible GPU(s)", local)
+    require(local <= n, "trainer.devices", f"be at most {n}, the number of visible GPUs", local)
 
 
 def cpp_compiler() -> str | None:
@@ -173,7 +173,7 @@ def check_compiler(user: str, device: Device) -> None:
         return
     compiler = os.environ.get("CXX", "g++")
     if not cpp_compiler():
-        raise ValueError(f"{user} on the CPU needs a C++ compiler, and there is no {compiler}")
+        raise ValueError(f"{user} on the CPU needs a C++ compiler: install {compiler}, or set CXX")
     paths = {
         "CXX": compiler,
         "TORCHINDUCTOR_CACHE_DIR": private_caches()["TORCHINDUCTOR_CACHE_DIR"],

@@ -203,7 +203,9 @@ def _chosen(train: Mapping[str, Any], overrides: Sequence[Override]) -> dict[str
     chosen[launchers] = [path.stem for path in sorted((conf_dir() / launchers).glob("*.yaml"))]
     for override in filter(is_choice, overrides):
         if override.key_or_group == "experiment":
-            raise ValueError("experiment does not work with --help: --cfg job prints its settings")
+            raise ValueError(
+                "experiment=NAME does not work with --help: --cfg job prints the settings of NAME"
+            )
         chosen[override.key_or_group] = option_names(override)
     return chosen
 

@@ -104,7 +104,7 @@ def require_default(part: Any, key: str, why: str) -> None:
     name = key.rpartition(".")[2]
     default = type(part).__dataclass_fields__[name].default
     value = getattr(part, name)
-    require(value == default, key, f"stay {_shown(default)} {why}", _shown(value))
+    require(value == default, key, f"keep its default, {_shown(default)}, {why}", _shown(value))
 
 
 def _shown(value: Any) -> Any:

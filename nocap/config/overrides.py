@@ -23,8 +23,8 @@ def overrides_of(words: Sequence[str], *, grid: bool = False) -> list[Override]:
     """
     overrides = [parse_override(word) for word in words]
     rule = (
-        "not be set: hydra/launcher is the only key of Hydra that you can set, and it needs "
-        "--multirun"
+        "not be set (of Hydra's keys, you can set only hydra/launcher and its keys, and only with "
+        "--multirun)"
     )
     for override in overrides:
         key = override.key_or_group

@@ -51,7 +51,7 @@ def cache_root(configured: str | None = None) -> Path:
         return expanded(caches / "nocap").absolute()
     except ValueError as error:
         raise ValueError(
-            "the environment variable NOCAP_CACHE, or cache_dir, must name a folder for "
+            "the environment variable NOCAP_CACHE, or the key cache_dir, must name a folder for "
             f"prepared data: {error}"
         ) from None
 
@@ -72,7 +72,7 @@ def private_caches() -> dict[str, str]:
     others_can_write = bool(mode & 0o022)
     is_private = status.st_uid == os.getuid() and not others_can_write
     key = f"{folder}, which holds code that nocap runs,"
-    rule = "be a folder that you own, and that nobody else can write to"
+    rule = "be a folder that you own, and that nobody else can write to (or set NOCAP_CACHE)"
     require(is_private, key, rule, f"mode {mode:o} and user {status.st_uid}")
     own = {
         "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",

@@ -94,7 +94,7 @@ def check_type(types: tuple[Any, ...], value: Any, name: str) -> None:
         )
     elif str in types and isinstance(value, int | float):
         raise ValueError(
-            f"{name} must be text, with quotes if a yaml would read it as a number, got {value}"
+            f"{name} must be text (put quotes around a text that looks like a number), got {value}"
         )
     elif bool in types and isinstance(value, int | float | str) and "${" not in str(value):
         require(str(value).lower() in TRUTHS, name, "be true or false", repr(value))
@@ -121,9 +121,7 @@ def run_tree(plain: Any) -> DictConfig:
             parts[f.name] = _option(f.name, f.name, plain.get(f.name))
     ideas: Any = plain.get("ideas")
     are_ideas = isinstance(ideas, dict) and all(isinstance(idea, dict) for idea in ideas.values())
-    rule = (
-        "be chosen by name, as in ideas=[NAME]; an idea's yaml begins with '# @package ideas.NAME'"
-    )
+    rule = "be chosen by name, as in ideas=[NAME] (NAME's yaml begins with '# @package ideas.NAME')"
     require(are_ideas, "ideas", rule, ideas)
     for name, idea in ideas.items():
         # an experiment may give keys of one that the command leaves out

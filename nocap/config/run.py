@@ -73,7 +73,7 @@ class Run:
         for name, option in self.options():
             group = name.partition(".")[0]
             chosen = outside.options(group).get(option.kind)
-            rule = f"not be set by itself (choose another option with {group}=…)"
+            rule = f"not be set directly (choose another option with {group}=…)"
             require(chosen is type(option), f"{name}.kind", rule, repr(option.kind))
             option.check(self)
         self._refuse_unread()
@@ -140,8 +140,8 @@ class Run:
             for full_key in unread(option):
                 part = getattr(self, full_key.partition(".")[0])
                 why = (
-                    f"with {name}.kind={option.kind}, which does not use this key (an option that "
-                    "uses this key must list the key in its READS)"
+                    f"with {name}.kind={option.kind}, which does not use this key (an option of "
+                    "your own must list in READS each key that it uses)"
                 )
                 require_default(part, full_key, why)
 
@@ -158,23 +158,23 @@ class Run:
         rule = f"be false with attention.kind={kind}, which does not support documents"
         require(takes, name, rule, True)
         for idea, option in self.ideas.items():
-            rule = f"be false with ideas.{idea}, which may mix tokens (its PER_TOKEN is False)"
+            rule = f"be false with ideas.{idea}, which may mix documents (its PER_TOKEN is False)"
             is_own = option.PER_TOKEN or not overrides(option, *STREAM_JOINTS)
             require(is_own, name, rule, True)
 
     def _require_documents(self, name: str) -> None:
         """Refuse a key that is about documents where nothing says how one begins."""
         data = self.data
-        rule = f"be false with data.kind={data.kind}, which does not declare documents"
+        rule = f"be false with data.kind={data.kind}, which has no documents (has_documents=False)"
         require(data.has_documents, name, rule, True)
         kind = self.tokenizer.kind
-        rule = f"be false with tokenizer.kind={kind}, which has no end_of_text"
+        rule = f"be false with tokenizer.kind={kind}, which has no token end_of_text"
         require(self.tokenizer.end_of_text is not None, name, rule, True)
 
     def _check_arranged(self) -> None:
         """Refuse two ideas that order the training data: the second would undo the first."""
         arranging = [name for name, idea in self.ideas.items() if overrides(idea, "arrange")]
-        rule = "hold at most one idea that arranges the training data"
+        rule = "hold at most one idea that reorders the training data"
         require(len(arranging) <= 1, "ideas", rule, ", ".join(arranging))
 
     def _check_batch(self) -> None:
@@ -195,7 +195,12 @@ class Run:
         if not self.trainer.cuda_graphs:
             return
         place = "trainer.cuda_graphs"
-        require(not self.draws, place, "be false with an option that draws random numbers", True)
+        require(
+            not self.draws,
+            place,
+            "be false, because an option of this run draws random numbers",
+            True,
+        )
         for name, idea in self.ideas.items():
             rule = f"be false with ideas.{name}, which runs code between steps"
             require(not overrides(idea, *STEP_JOINTS), place, rule, True)
@@ -211,7 +216,7 @@ class Run:
                 if other != own and _needs_no_keys(cls):
                     able.append(other)
             rule = (
-                f"list, once each, trackers besides {own} that need no settings: {', '.join(able)}"
+                f"list any of {', '.join(able)}, each once (not {own}, nor one that needs settings)"
             )
             is_once = self.tracker.also.count(kind) == 1
             require(fits and is_once, "tracker.also", rule, kind)

@@ -21,7 +21,12 @@ def read_bytes(path: Path) -> bytes:
         OSError: it is not there, or cannot be read.
         ValueError: it is no regular file.
     """
-    require(path.is_file() or not path.exists(), str(path), "be a regular file", "something else")
+    require(
+        path.is_file() or not path.exists(),
+        str(path),
+        "be a regular file",
+        "a folder, a pipe or a device",
+    )
     return path.read_bytes()
 
 
@@ -36,7 +41,8 @@ def read_text(path: Path) -> str:
         return content.decode()
     except UnicodeDecodeError as error:
         raise ValueError(
-            f"{path} must be UTF-8 text, got byte 0x{content[error.start]:02x} at {error.start}"
+            f"{path} must be UTF-8 text, got byte 0x{content[error.start]:02x} at offset "
+            f"{error.start}"
         ) from None
 
 
@@ -104,7 +110,7 @@ class _Loader(yaml.SafeLoader):
         names = [name.value for name, _ in node.value]
         for name in {name for name in names if names.count(name) > 1}:
             raise yaml.MarkedYAMLError(
-                problem=f"{name} must appear once", problem_mark=node.start_mark
+                problem=f"the key {name} must appear only once", problem_mark=node.start_mark
             )
         mapping: dict[Any, Any] = super().construct_mapping(node, deep=True)
         return mapping

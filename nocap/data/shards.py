@@ -118,7 +118,7 @@ def scan(
     if shard.max_id >= vocab_size:
         tokens = shard.map()
         offset = int(np.argmax(tokens >= vocab_size))  # of the first
-        rule = f"token ids must be below {vocab_size}, the tokenizer's vocabulary"
+        rule = f"token ids must be below {vocab_size}, the size of the tokenizer's vocabulary"
         raise ValueError(f"{absolute}: {rule}, got {tokens[offset]} at token {offset}")
     return shard
 

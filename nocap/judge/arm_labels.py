@@ -124,7 +124,7 @@ def choose_baseline(arms: Sequence[Arm], name: str | None) -> Arm:
     if len(matches) != 1:
         names = [repr(arm.label) for arm in matches or arms]
         have = shorten(names, most=12)
-        raise ValueError(f"--baseline must name one of the arms ({have}), got {name!r}")
+        raise ValueError(f"--baseline must name exactly one of the arms ({have}), got {name!r}")
     return matches[0]
 
 

@@ -57,7 +57,12 @@ class Declared:
         require(0 < self.sd < math.inf, "noise.sd", "be above 0 and finite", self.sd)
         require(self.df > 0, "noise.df", "be above 0", self.df)
         has_source = bool(self.source.strip())
-        require(has_source, "noise.source", "name the runs that gave the noise", repr(self.source))
+        require(
+            has_source,
+            "noise.source",
+            "name the runs from which the noise was computed",
+            repr(self.source),
+        )
 
     def json(self) -> dict[str, float | str | None]:
         """Return it as JSON has it; endless degrees of freedom are null."""

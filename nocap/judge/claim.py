@@ -231,23 +231,23 @@ class Claim:
             fits, "mechanism.rule", "be 'given', because the scale is not a ratio", rule.value
         )
         fits = is_given or not METRICS[self.metric].relative
-        why = f"be 'given' for {self.metric}, because other rules bound only the cost of a step"
+        why = f"be 'given' for {self.metric}, because the other rules are for the cost of a step"
         self._require(fits, "mechanism.rule", why, rule.value)
 
     def _check_target(self) -> None:
         needed = BASELINE if self.races else None
-        rule = "be baseline for a claim about time or steps to target, and null for others"
+        rule = "be baseline for a claim about time or steps to target, and null for other claims"
         self._require(self.target == needed, "target", rule, self.target)
 
     def _check_guards(self) -> None:
         names = [metric.name for metric in self.metrics]
         differ = len(set(names)) == len(names)
-        rule = "have different metrics, none of them the claim's metric"
+        rule = "name each metric once, and not the claim's own metric"
         self._require(differ, "guards", rule, ", ".join(names[1:]))
 
     def _check_seeds(self) -> None:
         count = len(self.seeds)
-        rule = f"be at least {LEAST_PAIRS} seeds, because nocap gives no verdict with fewer"
+        rule = f"hold at least {LEAST_PAIRS} seeds, because nocap gives no verdict with fewer"
         self._require(count >= LEAST_PAIRS, "seeds", rule, count)
         self._require(len(set(self.seeds)) == count, "seeds", "differ", self.seeds)
 

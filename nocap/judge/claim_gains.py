@@ -254,7 +254,7 @@ def _range(
     require(
         fits,
         metric.name,
-        "have an exact value, because only a metric about a target can have an upper limit",
+        "have an exact value (only a metric about a target can have an upper limit instead)",
         arm.value,
     )
     if baseline is None:

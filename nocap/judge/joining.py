@@ -74,7 +74,7 @@ def common_question(sides: Sequence[Side], command: Question) -> Question:
     question = command.over(first.question)
     for other in asking[1:]:
         differ = list(_differences(first, other, command, in_chain=question.against == PREVIOUS))
-        rule = f"have the same flags as {first.name}, or this command must give the flags"
+        rule = f"have the same flags as {first.name} (or give these flags in this command)"
         require(not differ, other.name, rule, "; ".join(differ))
     return question
 
@@ -196,7 +196,7 @@ def _check_alike(one: Side, other: Side, *, allow: Collection[str]) -> None:
             f"{text} (to accept this difference, type "
             f"{' '.join(f'--allow {key}' for key in differ)})"
         )
-    require(not differ, other.name, f"agree with {one.name}", text)
+    require(not differ, other.name, f"have the same data, code and settings as {one.name}", text)
 
 
 def _are_logs(side: Side) -> bool:

@@ -114,6 +114,6 @@ def _check_target(arms: Sequence[Arm], target: float) -> None:
         first = min([first, *firsts])
     if target >= first:
         raise ValueError(
-            "--target must be below each run's first validation loss, the lowest of which is "
-            f"{first:.4f}: otherwise a run reaches the target at once, got {target:g}"
+            "--target must be below each run's first validation loss (the lowest is "
+            f"{first:.4f}; a run reaches a higher target at once), got {target:g}"
         )

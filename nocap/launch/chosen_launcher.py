@@ -36,10 +36,10 @@ def launcher_option(config: DictConfig) -> Launcher | None:
     if chosen == "basic":
         # what Hydra has where none is chosen
         is_bare = keys.keys() == {"_target_"} and keys["_target_"].endswith(".BasicLauncher")
-        rule = "have no keys unless a launcher is chosen, as in hydra/launcher=pool"
+        rule = "have no keys unless a launcher is chosen (as in hydra/launcher=pool)"
         require(is_bare, "hydra.launcher", rule, keys)
         return None
-    rule = "be basic, pool, slurm, ray or an option of your own; nocap uses no other Hydra launcher"
+    rule = "be basic, pool, slurm, ray or an option of your own, and no other launcher of Hydra"
     require("_target_" not in keys, "hydra/launcher", rule, chosen)
     schema = outside.option("launcher", "hydra.launcher", keys)
     option: Launcher = dataclass_from(schema, keys, "hydra.launcher.")
@@ -59,9 +59,13 @@ def check_flags(launcher: Launcher | None, flags: GridFlags) -> None:
         raise ValueError(line)
     if flags.fail_fast and launcher is not None and launcher.has_queue:
         chosen = f"hydra/launcher={launcher.kind}"
-        raise ValueError(f"--fail-fast does not work with {chosen}: its queue starts the cells")
+        raise ValueError(
+            f"--fail-fast does not work with {chosen}, because a queue starts the cells"
+        )
     if flags.time is not None and _machines(launcher) is not None:
-        raise ValueError(f"{TIME} does not work on a cluster: it times the arms on this machine")
+        raise ValueError(
+            f"{TIME} does not work on a cluster: {TIME} times the arms on this machine"
+        )
 
 
 def _machines(launcher: Launcher | None) -> Target | None:

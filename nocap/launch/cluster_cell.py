@@ -94,13 +94,13 @@ def planned_cell(folder: Path, identity: str) -> Plan:
     planned = plan(own.run, choices=own.choices)
     own_machine = _in_words(planned.identity_parts["environment"])
     target = _in_words(cell["environment"])
-    rule = f"be the machine where the job runs ({own_machine})"
+    rule = f"describe the machine where the job runs ({own_machine})"
     require(own_machine == target, "hydra.launcher.target", rule, target)
     is_same = planned.identity == identity
     require(
         is_same,
         str(path),
-        "have been planned with the code and data of this job (type the grid's command again)",
+        "come from a command with the code and data of this job (type the grid's command again)",
         "other code or data",
     )
     return replace(planned, grid=folder.name, swept=swept, request=request)

@@ -103,7 +103,7 @@ def _run_folder(key: str, name: str, outputs: Path) -> Path:
     path = expanded(name)
     if path.exists():
         return path
-    rule = "name one run; last is not allowed, because last may be another run later"
+    rule = "name one run, and not last, because last may be another run later"
     require(name != LAST, key, rule, name)
     try:
         return find_one(name, outputs=outputs)
@@ -135,7 +135,7 @@ def _teacher(key: str, path: str) -> EarlierRun:
         ValueError: there is none.
     """
     folder = expanded(path).absolute()
-    require(folder.is_dir(), key, "be the folder of a finished run, as outputs/runs/RUN", path)
+    require(folder.is_dir(), key, "be the folder of a finished run (as outputs/runs/RUN)", path)
     sums: dict[str, Any] = {}
     try:
         record = read_record(folder)
@@ -200,7 +200,7 @@ def checkpoint_of(run: Run) -> Checkpoint | None:
     step = step_of(path)
     sums = read_json(path / CHECKSUMS) if step is not None and path.is_dir() else None
     if step is None or sums is None:
-        rule = "be the folder of a checkpoint, as …/runs/RUN/checkpoints/step-00000080, or RUN@80"
+        rule = "be a checkpoint (as RUN@80, or its folder …/runs/RUN/checkpoints/step-00000080)"
         raise ValueError(f"{INIT} must {rule}, got {path}")
     try:
         state = _state(path, sums)
@@ -209,7 +209,7 @@ def checkpoint_of(run: Run) -> Checkpoint | None:
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise ValueError(f"{INIT} must be a complete checkpoint, got {path} ({reason})") from error
-    rule = f"be from a step before trainer.steps={run.trainer.steps}"
+    rule = f"be the checkpoint of a step before trainer.steps={run.trainer.steps}"
     require(step < run.trainer.steps, INIT, rule, f"step {step}")
     seconds = float(sum(state["clock_s"].values()))
     identity_part = {"step": step, "tensors": tensors}
@@ -224,7 +224,7 @@ def _state(path: Path, sums: Mapping[str, Any]) -> dict[str, Any]:
     """
     content = read_bytes(path / STATE)
     is_same = hashlib.sha256(content).hexdigest() == sums[STATE]
-    require(is_same, STATE, "have its recorded checksum", "another")
+    require(is_same, STATE, "have the checksum that was recorded for it", "another")
     state: dict[str, Any] = parse_json(content.decode())
     check_shape(state, STATE_SHAPE, path / STATE)
     return state

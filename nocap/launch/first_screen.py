@@ -22,7 +22,7 @@ def nothing_to_train(plan: Plan, summary: Mapping[str, Any]) -> str:
         line = "the run has already finished, so there is nothing to train"
         gone = sorted({*plan.run.trainer.keep_steps} - {*saved_steps(plan.run_dir)})
         if gone:
-            line = f"{line}; it has no checkpoint of trainer.keep_steps={gone}"
+            line = f"{line}; the run kept no checkpoint of trainer.keep_steps={gone}"
         return line
     return (
         "the run has already diverged, and would diverge again; delete its folder to train it again"

@@ -270,7 +270,7 @@ def _refuse(refusals: Sequence[Refusal], total: int) -> None:
         return
     reasons = {refusal.reason for refusal in refusals}
     if len(refusals) == total and len(reasons) == 1:
-        raise ValueError(f"{refusals[0].reason} (all {total} cells; none was trained)")
+        raise ValueError(f"{refusals[0].reason} (so in all {total} cells; nocap trained none)")
     lines = [f"{refusal.label}: {refusal.reason}" for refusal in refusals]
     lines.append(
         f"nocap refused {len(refusals)} of {total} cells, and trained none (--skip-refused trains "

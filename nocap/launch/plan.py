@@ -198,7 +198,7 @@ def _check_documents(run: Run, dataset: Dataset) -> None:
     for key, is_on in keys.items():
         if is_on and start is not None:
             holds = any(shard.holds(start) for shard in dataset.train)
-            rule = f"be false where the training data lack token {start}, which begins a document"
+            rule = f"be false with training data that lack token {start} (it begins a document)"
             require(holds, key, rule, True)
 
 
@@ -212,8 +212,8 @@ def _check_tokens(run: Run, dataset: Dataset) -> None:
     micro_batch = run.trainer.micro_batch * T
     fits = available // micro_batch * micro_batch
     rule = (
-        f"be at most {fits}: the validation data holds {available} tokens in windows of "
-        f"model.seq_len={T}, and a micro-batch has {micro_batch}"
+        f"be at most {fits} (the validation data holds {available} tokens in windows of "
+        f"model.seq_len={T}, and a micro-batch has {micro_batch} tokens)"
     )
     require(run.trainer.val_tokens <= available, "trainer.val_tokens", rule, run.trainer.val_tokens)
 

@@ -62,7 +62,7 @@ def read_end(folder: Path, identity: str) -> End:
     try:
         manifest = read_json(folder / MANIFEST) or {}
         recorded = manifest.get("identity", identity)
-        rule = f"have the identity in the folder's name, {identity}"
+        rule = f"hold {identity}, the identity in the name of its folder"
         require(recorded == identity, f"{folder}/manifest.json", rule, recorded)
     except ValueError as error:
         return End(damage=error, is_lost=True)
@@ -115,7 +115,7 @@ def half_done_notices(run: Run, parts: Mapping[str, Any], root: Path, name: str)
         if {*differences} <= {"data", "code"} and "data" in differences:
             remedy = "put the old data back to resume, or move that folder to start from scratch"
             raise ValueError(
-                f"data must be those of the run in {folder} ({others['data'][:12]}…), got "
+                f"data must be the same as in the run in {folder} ({others['data'][:12]}…), got "
                 f"{parts['data'][:12]}…; {remedy}"
             )
         back = ""

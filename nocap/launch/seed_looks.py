@@ -28,7 +28,7 @@ def looks(overrides: Sequence[Override], most: int) -> list[Sequence[Override]]:
         ValueError: too few seeds are given, or no fewer than `most`.
     """
     seeds = _seeds(overrides)
-    rule = f"be more than the {len(seeds)} seeds of the command"
+    rule = f"be more than {len(seeds)}, the number of seeds in this command"
     require(most > len(seeds), UNTIL_SHOWN, rule, most)
     every: list[Sequence[Override]] = [overrides]
     size = len(seeds)
@@ -51,7 +51,7 @@ def _seeds(overrides: Sequence[Override]) -> list[int]:
             typed = override.input_line
             if override.is_sweep_override():
                 values = values_of(override)
-    rule = f"list {LEAST_PAIRS} or more seeds with {UNTIL_SHOWN}, as in seed=0,1,2"
+    rule = f"list {LEAST_PAIRS} or more seeds with {UNTIL_SHOWN} (as in seed=0,1,2)"
     require(len(values) >= LEAST_PAIRS, "seed", rule, typed)
     return [int(value) for value in values]
 

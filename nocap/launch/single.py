@@ -38,7 +38,12 @@ def _as_rank(overrides: Sequence[str], *, started: float) -> NoReturn:
     one = composed([f"trainer.devices={ranks}", *overrides])
     watch_parent(os.getppid())
     devices = one.run.trainer.devices
-    require(devices == ranks, "trainer.devices", f"equal torchrun's {ranks} ranks", devices)
+    require(
+        devices == ranks,
+        "trainer.devices",
+        f"be {ranks}, the number of processes that torchrun starts",
+        devices,
+    )
     from nocap.launch.torchrun_rank import train_as_rank  # torch
 
     train_as_rank(_planned(one, overrides), started=started)

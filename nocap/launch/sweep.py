@@ -37,7 +37,7 @@ def values_of(override: Override) -> list[str]:
         require(is_group, name, "be a group of options, because its value is a glob", line)
         return swept.filter(outside.yamls(name))
     is_interval = isinstance(swept, IntervalSweep)
-    rule = "list its values; only a search, as with search=tpe, draws values from an interval"
+    rule = "list its values, because only a search (search=tpe) draws values from an interval"
     require(not is_interval, name, rule, line)
     if isinstance(swept, RangeSweep):
         _check_range(name, swept, str(line))

@@ -143,7 +143,7 @@ def send_grid(folder: Path) -> TrackerSession | None:
     if not (folder / REPORT).is_file():
         return None
     found = load_runs([folder])
-    require(bool(found.records), str(folder), "have runs that can be read", "none")
+    require(bool(found.records), str(folder), "hold at least one run that nocap can read", "none")
     tracker = tracker_of(config_of(found.records[0]))
     return send_comparison(tracker, comparison_facts(folder, compare(found)))
 

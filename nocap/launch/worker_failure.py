@@ -56,7 +56,7 @@ def no_room(run: Run, error: Exception) -> InputError:
     """Say which micro-batch did not fit, and what to do."""
     cause = str(error).partition("\n")[0]
     rule = (
-        f"be smaller, in all arms that you compare, because a step does not fit into this memory "
+        f"be smaller, in all arms that you compare, because a step does not fit into memory "
         f"({cause})"
     )
     return InputError(f"trainer.micro_batch must {rule}, got {run.trainer.micro_batch}")

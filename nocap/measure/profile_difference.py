@@ -133,7 +133,9 @@ def differences(first: Path, second: Path) -> list[ProfileDifference]:
     second_of = " and ".join(side.of.title for side in after)
     name = f"{first} and {second}"
     if first_of != second_of:
-        raise ValueError(f"{name} must be profiles of one kind, got {first_of}, and {second_of}")
+        raise ValueError(
+            f"{name} must be profiles of the same kind, got {first_of}, and {second_of}"
+        )
     return [_difference(*pair) for pair in zip(before, after, strict=True)]
 
 
@@ -183,7 +185,7 @@ def _refuse(before: ProfileSide, after: ProfileSide) -> None:
     for name, (first, second) in facts.items():
         if first != second:
             raise ValueError(
-                f"{before.path} and {after.path} must be of the same {name}, got {first} and "
+                f"{before.path} and {after.path} must have the same {name}, got {first} and "
                 f"{second}: their times cannot be compared\n{_counted(before, after)}"
             )
 

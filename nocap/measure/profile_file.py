@@ -98,7 +98,7 @@ def sides(path: Path) -> list[ProfileSide]:
     kind = content.get("kind")
     require(kind == KIND, str(path), f"be {RULE}", f"kind {kind!r}")
     of = content.get("of")
-    rule = "have subtotals; measure the profile again"
+    rule = "have subtotals (measure the profile again)"
     require(of is not None, str(path), rule, "a profile of an older nocap")
     try:
         if of == GENERATE:

@@ -50,12 +50,12 @@ def check_plugged_in(run: Run, model: LanguageModel) -> None:
             own_joints = [joint for joint in joints if overrides(idea, joint)]
             if own_joints and not has_part[builder]:
                 raise InputError(
-                    f"ideas.{name} must return a module from {builder} for its method "
+                    f"ideas.{name} must return a module from {builder}, because it has the method "
                     f"{own_joints[0]}, but returned none with model.kind={run.model.kind}"
                 )
             if has_part[builder] and not own_joints:
                 raise InputError(
-                    f"ideas.{name} must have a method for the module of its {builder}: one of "
+                    f"ideas.{name} must have a method that uses its module from {builder}: one of "
                     f"{', '.join(joints)}"
                 )
 

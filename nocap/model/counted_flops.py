@@ -75,7 +75,7 @@ class _FlopCounter(TorchDispatchMode):
         out = func(*args, **kwargs)
         if func.namespace not in TORCHS and func._overloadpacket not in flop_registry:
             raise NotCountedError(
-                f"{func.namespace}::{func._overloadpacket.__name__} has no formula"
+                f"{func.namespace}::{func._overloadpacket.__name__} has no formula for its FLOPs"
             )
         self.flops += op_flops(func, args, kwargs, out, all_pairs=True)
         return out

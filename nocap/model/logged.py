@@ -65,6 +65,6 @@ class Logs:
                 values.setdefault(name, []).append(value)
         for name in values:
             if not NAME.fullmatch(name):
-                rule = "be of at most 64 letters, digits and _ . -"
+                rule = "have at most 64 characters, which are letters, digits and _ . -"
                 raise InputError(f"the name of what a module logs must {rule}, got {name!r}")
         return {name: torch.stack(several).mean() for name, several in sorted(values.items())}

@@ -83,7 +83,7 @@ class Hybrid(Sliding):
 
     def __post_init__(self) -> None:
         Sliding.__post_init__(self)
-        rule = "mix the letters L (local) and G (global)"
+        rule = "hold both letters L (local) and G (global), and no other"
         require(set(self.pattern) == {"L", "G"}, "attention.pattern", rule, repr(self.pattern))
 
     def check(self, run: Run) -> None:

@@ -46,7 +46,7 @@ class Softmax(Attention):
 
     def __post_init__(self) -> None:
         Attention.__post_init__(self)
-        rule = "be null: set data.document_mask=true instead"
+        rule = "be null (set data.document_mask=true instead)"
         is_null = self.document_start is None
         require(is_null, "attention.document_start", rule, self.document_start)
 
@@ -55,7 +55,7 @@ class Softmax(Attention):
         for name, allowed in self.KERNELS.items():
             place = f"attention.{name}"
             kernel = getattr(self, name)
-            rule = f"be one of {names(allowed)} for this option"
+            rule = f"be one of {names(allowed)} with attention.kind={self.kind}"
             require(kernel in allowed, place, rule, kernel.value)
             masked = run.data.document_mask
             broken = broken_rule(kernel, run.trainer.device, run.trainer.precision, masked=masked)

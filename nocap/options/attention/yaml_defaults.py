@@ -14,7 +14,7 @@ def gqa_heads(n_head: int) -> int:
             return n_head // group
     raise ValueError(
         "attention=gqa needs model.n_head divisible by 3, 2 or 5, or an explicit "
-        f"attention.n_kv_heads, got {n_head}"
+        f"attention.n_kv_heads, got model.n_head={n_head}"
     )
 
 

@@ -59,5 +59,5 @@ def _matches(name: str, pattern: str) -> tuple[Path, ...]:
     if path.is_file():  # whatever its name is
         return (path,)
     paths = tuple(Path(match) for match in sorted(glob.glob(str(path), recursive=True)))
-    require(bool(paths), name, "match at least one shard", repr(pattern))
+    require(bool(paths), name, "match at least one file", repr(pattern))
     return paths

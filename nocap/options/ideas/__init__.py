@@ -189,7 +189,7 @@ class WithRate(Idea):
     def check(self, run: AnyRun) -> None:
         parts: RunParts = run
         name = next(name for name, idea in parts.ideas.items() if idea is self)
-        rule = f"be named {self.kind}, like its kind: lr finds the parameters by this name"
+        rule = f"be named {self.kind}, like its kind (its lr finds the parameters by this name)"
         require(name == self.kind, f"ideas.{name}", rule, name)
         rule = f"be at least {self.LEAST_LAYERS} with ideas.{self.kind}"
         n_layer = parts.model.n_layer

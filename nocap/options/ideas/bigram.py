@@ -39,7 +39,7 @@ class Bigram(WithRate):
         pairs = run.tokenizer.vocab_size ** self.longest()
         if pairs <= self.exact:
             why = (
-                f"if each of {pairs:,} pairs has its own row "
+                f"because each of the {pairs:,} pairs has its own row "
                 f"(ideas.{self.kind}.exact={self.exact:,})"
             )
             require_default(self, f"ideas.{self.kind}.rows", why)

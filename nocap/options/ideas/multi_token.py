@@ -30,7 +30,7 @@ class MultiToken(Idea):
     final: float = key(ge=0, le=1)
 
     def check(self, run: Run) -> None:
-        rule = f"have at least 1 number, and fewer than model.seq_len={run.model.seq_len}"
+        rule = f"have at least 1 number, and fewer numbers than model.seq_len={run.model.seq_len}"
         fits = 0 < len(self.weights) < run.model.seq_len
         require(fits, "ideas.multi_token.weights", rule, self.weights)
 

@@ -34,7 +34,7 @@ class Target:
         is_gpu = self.device is Device.cuda
         is_cpu = self.device is Device.cpu
         is_whole_cpu = is_cpu and None not in (self.precision, self.compile, self.threads)
-        rule = "state the other machine's device, and for a CPU also precision, compile and threads"
+        rule = "state the machine's device, and for a CPU also its precision, compile and threads"
         require(is_here or is_gpu or is_whole_cpu, "hydra.launcher.target", rule, self.name)
 
 
