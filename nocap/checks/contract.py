@@ -256,7 +256,7 @@ def compiles(trial: OptionTrial) -> str:
     """Compile the model to one graph without a break, and compare its losses with eager's."""
     run = trial.compose("trainer.compile=full")
     try:
-        hardware.check_compiler("it", run.trainer.device)
+        hardware.check_compiler("trainer.compile=full", run.trainer.device)
     except ValueError as error:
         raise SkippedError(str(error)) from None
     torch._dynamo.reset()

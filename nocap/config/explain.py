@@ -24,18 +24,17 @@ def one_line_errors(place: str = "") -> Iterator[None]:
     """Turn what OmegaConf and yaml say of bad input into a ValueError of one line, which begins
     with `place`. An option that exits would end the command as if nothing were wrong with its
     input."""
+    of_place = f"{place.rstrip('.')}: " if place else ""
     try:
         yield
     # the last: an integer that no float holds
     except (OmegaConfBaseException, yaml.YAMLError, RecursionError, OverflowError) as error:
         # one that knows no key speaks of the whole place
-        where = place
-        if place and not getattr(error, "full_key", None):
-            where = f"{place.rstrip('.')}: "
+        where = place if getattr(error, "full_key", None) else of_place
         raise ValueError(f"{where}{explain(error)}") from error
     except SystemExit as error:
         raise ValueError(
-            f"{place}an option's checks must raise ValueError, got SystemExit: {error}"
+            f"{of_place}an option's checks must raise ValueError, got SystemExit: {error}"
         ) from error
 
 
