@@ -134,12 +134,12 @@ def option(group: str, place: str, plain: Any) -> type[Option]:
     if found is not None:
         return found
     rule = (
-        f"be one of {', '.join(options(group))}, or an option in --config-dir "
-        "(--allow-code uses the copy of the option in the run's folder)"
+        f"be one of {', '.join(options(group))}, or an option from the folder of --config-dir "
+        "(nocap.generate and nocap.export use the copy in the run's folder with --allow-code)"
     )
     unread = ", ".join(str(path) for path in _sources(group) if _kinds_in(path) is None)
     if unread:
-        rule += f"; there nocap cannot parse {unread}"
+        rule += f"; nocap cannot parse these option files: {unread}"
     raise InputError(f"{place}.kind must {rule}, got {kind!r}")
 
 
@@ -301,7 +301,8 @@ def _only(paths: Iterable[Path], choice: str) -> Path | None:
     first, *others = existing
     for path in others:
         raise InputError(
-            f"{path} must have another name: {first} already defines {choice}, got {path.name}"
+            f"{path} must have another name, because {first} already defines {choice}, got "
+            f"{path.name}"
         )
     return first
 
@@ -328,7 +329,7 @@ def _load(group: str, name: str) -> None:
             is_dataclass,
             named,
             "have the decorator @dataclass",
-            "a class whose keys nocap cannot see",
+            "a class without it, whose keys nocap cannot see",
         )
         kind: Any = cls.__dataclass_fields__["kind"].default
         rule = f"set kind to a name that no other option has, as in kind: str = {name!r}"
@@ -400,7 +401,7 @@ def use(more: Iterable[str | Path]) -> None:
     before = folders()
     added = [expanded(folder).absolute() for folder in more]
     for folder in added:
-        require(folder.is_dir(), "--config-dir", "be a folder", folder)
+        require(folder.is_dir(), "--config-dir", "be a folder that exists", folder)
     if added:
         _set(dict.fromkeys([*before, *added]))
 
@@ -421,7 +422,12 @@ def _installed() -> tuple[Path, ...]:
         locations = spec.submodule_search_locations if spec else None
         place = next(iter(locations or ()), None)
         key = f"the entry point {entry.name} of {PACKAGE}"
-        require(place is not None, key, "name a package with options", entry.value)
+        require(
+            place is not None,
+            key,
+            "name an installed Python package (a folder) that has options",
+            entry.value,
+        )
         places.append(Path(str(place)))
     return tuple(places)
 
@@ -511,7 +517,10 @@ class _Finder(MetaPathFinder, Loader):
         chosen = used([module.__name__])
         for file in chosen:
             if sha256 != file.sha256:
-                rule = f"not change while a command uses it: its sha256 was {file.sha256[:12]}…"
+                rule = (
+                    "not change while a command uses it (to use the new file, type the "
+                    f"command again): its sha256 was {file.sha256[:12]}…"
+                )
                 raise ChangedError(f"{path} must {rule}, got {sha256[:12]}…")
         exec(compile(source, str(path), "exec", dont_inherit=True), vars(module))
         if not chosen:

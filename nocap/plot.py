@@ -39,8 +39,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def _plot(options: argparse.Namespace) -> int:
     loaded = load_runs(options.runs, outputs=options.output_dir, rows=False)
-    unreadable = "; ".join(loaded.unreadable.values())
-    require(not loaded.unreadable, "RUN", "have a readable record", unreadable)
+    unreadable = "; ".join(f"{name}: {why}" for name, why in loaded.unreadable.items())
+    require(not loaded.unreadable, "RUN", "be a run that nocap can read", unreadable)
     for line in loaded.problems:
         print(f"nocap: {line}", file=sys.stderr)
     runs = loaded.records
@@ -59,7 +59,7 @@ def _plot(options: argparse.Namespace) -> int:
     require(bool(curves), "--y", rule, options.y)
     if "y" in options.log:
         least = min(min(curve.low) for curve in curves)
-        require(least > 0, "--log y", "have values above 0", least)
+        require(least > 0, "--log y", "be used only with values above 0", least)
     _draw(curves, options, after)
     answer = {
         "x": options.x,
@@ -80,7 +80,7 @@ def _draw(curves: Sequence[DrawnCurve], options: argparse.Namespace, after: int)
         with writing("--png", options.png) as path:
             write_file(path, _png(curves, x=x, y=options.y, log=options.log))
         return
-    rule = f"be runs of at most {len(MARKS)} arms in a terminal (--png draws more)"
+    rule = f"name runs of at most {len(MARKS)} arms for curves in the terminal (--png draws more)"
     require(len(curves) <= len(MARKS), "RUN", rule, len(curves))
     print(drawn(curves, x=x, y=options.y, log=options.log))
 

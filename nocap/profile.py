@@ -194,10 +194,10 @@ def _compare(files: Sequence[Path], options: argparse.Namespace) -> int:
     require(len(files) == 2, "the arguments", rule, ", ".join(map(str, files)))
     words = [word for word in options.overrides if _is_override(word)]
     if words:
-        raise ValueError(f"{words[0]} does not work with two profiles")
+        raise ValueError(f"{words[0]} does not work with two files to compare")
     for name in ("forward", "generate", "prompt", "texts", "trace", "ceilings", "repeats"):
         if getattr(options, name) not in (None, False):
-            raise ValueError(f"--{name} does not work with two profiles")
+            raise ValueError(f"--{name} does not work with two files to compare")
     found = differences(*files)
     print(render_differences(found))
     changes = {difference.of.value: difference.json() for difference in found}

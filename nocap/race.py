@@ -201,7 +201,7 @@ def _raced(typed: Sequence[str], options: argparse.Namespace) -> int:
         write_text(running.folder / "result.html", page)
     except KeyboardInterrupt as stop:
         raise StoppedError(
-            "paused; nocap keeps the runs that ended, and the same command continues"
+            "paused; nocap keeps the runs that ended; to continue, type the same command again"
         ) from stop
     print(f"written: {running.folder}: result.json, result.html")
     options.answer(content)
@@ -272,7 +272,7 @@ def _check(options: argparse.Namespace, words: Sequence[str]) -> None:
         if not options.ref:
             raise ValueError(EITHER)
         is_race = len(options.ref) >= 2 and bool(words)
-        rule = "be two or more, with a command after --"
+        rule = "appear at least twice, with a command after --"
         require(is_race, "--ref", rule, " ".join(options.ref))
 
 
@@ -284,7 +284,7 @@ def _check_numbers(options: argparse.Namespace) -> None:
     """
     require(options.pairs >= 1, "--pairs", "be at least 1", options.pairs)
     sessions = options.sessions
-    rule = "be at least 1, and at most --pairs"
+    rule = "be from 1 to the value of --pairs"
     require(1 <= sessions <= options.pairs, "--sessions", rule, sessions)
     jobs = options.jobs
     require(jobs >= 1, "--jobs", "be at least 1", jobs)
@@ -293,11 +293,11 @@ def _check_numbers(options: argparse.Namespace) -> None:
     rule = "be 1 with --sessions, because parallel runs share the machine"
     require(jobs == 1 or sessions == 1, "--jobs", rule, jobs)
     if options.apart is not None and sessions == 1:
-        raise ValueError("--apart works only with two or more --sessions")
+        raise ValueError("--apart works only with --sessions of 2 or more")
     rule = "be 1 with --file, because parallel runs would write the same file"
     require(jobs == 1 or not options.file, "--jobs", rule, jobs)
     is_folder = bool(options.file) and Path(options.file).is_dir()
-    require(not is_folder, "--file", "be a file, and no folder", options.file)
+    require(not is_folder, "--file", "be a file, not a folder", options.file)
 
 
 def _check_commands(options: argparse.Namespace, words: Sequence[str]) -> None:
@@ -312,7 +312,7 @@ def _check_commands(options: argparse.Namespace, words: Sequence[str]) -> None:
     have_names = all(re.match(r"\s*[^\s=][^=]*=", text) for text in options.arm)
     require(have_names, "--arm", "be NAME=COMMAND", arms)
     names = {text.partition("=")[0] for text in options.arm}
-    rule = "be two or more, each NAME=COMMAND with a name of its own"
+    rule = "appear at least twice, as NAME=COMMAND with a different NAME each time"
     require(len(names) == len(options.arm) != 1, "--arm", rule, arms)
 
 
@@ -363,13 +363,13 @@ def _readers(options: argparse.Namespace) -> tuple[list[MetricReader], list[Guar
         rule = "be a metric and a margin, as in 'val_loss 0.01'"
         require(bool(name), "--guard", rule, what)
         margin = number(text, "--guard")
-        require(0 <= margin < math.inf, "--guard", "have a margin of 0 or more", text)
+        require(0 <= margin < math.inf, "--guard", "have a finite margin of 0 or more", text)
         reader = MetricReader(what=name, better=better, file=options.file)
         guards.append(GuardReader(reader=reader, margin=margin))
     if not readers:
         raise ValueError("nocap.race needs --metric, as in --metric 'val loss (\\S+)'")
     every = [*readers, *(guard.reader for guard in guards)]
-    rule = f"have another name than {', '.join(COST_NAMES)}, which nocap measures itself"
+    rule = f"have a name other than {', '.join(COST_NAMES)} (nocap measures these itself)"
     for reader in every:
         reader.check()
         require(reader.name not in COST_NAMES, "--metric", rule, reader.what)
@@ -382,7 +382,10 @@ def _readers(options: argparse.Namespace) -> tuple[list[MetricReader], list[Guar
     )
     has_step = bool(options.file) or "step" in readers[0].pattern.groupindex
     if options.target is not None and not has_step:
-        raise ValueError(f"--target needs a metric with a group named step, got {readers[0].what}")
+        raise ValueError(
+            "--target needs --file, or a --metric with the group (?P<step>…), got "
+            f"{readers[0].what}"
+        )
     return readers, guards
 
 

@@ -345,7 +345,7 @@ LOGGED = LOGGING.replace(" ", "")
 FP8 = "model.fp8_head=true trainer.precision="
 SHARDS = "data=shards data.val=val.bin data.train="
 RACED = "--metric x --arm idea=true --arm base="
-NOWHERE = "--config-dir nowhere", "--config-dir must be a folder, got "
+NOWHERE = "--config-dir nowhere", "--config-dir must be a folder that exists, got "
 # A door, its first word → words that are added to a small run's, and what the line says. ␣ is a
 # blank in a word, CANARY a path, and OWN a folder with options.
 REFUSED = {
@@ -625,8 +625,8 @@ REFUSED = {
         ),
         (
             f"{RACED}X=1␣python␣t.py",
-            "arm base must begin with",
-            "(env X=1 PROGRAM sets a variable), got X=1",
+            "arm base must be a command that begins with",
+            "(to set a variable: env X=1 PROGRAM), got X=1",
         ),
     ],
     **{door: [NOWHERE] for door in STARTS if door not in ("train", "race")},

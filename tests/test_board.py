@@ -141,7 +141,7 @@ def test_a_loss_that_the_log_has_not_is_refused(tmp_path: Path):
     row["value"] += 1e-9  # no word and no figure that is shown changes
     results.write_text(json.dumps(content))
     with pytest.raises(
-        ValueError, match=r"claim A16.qk must have one of the losses in the study's log "
+        ValueError, match=r"claim A16.qk must have a loss that is also in the study's log "
     ):
         read_board(tmp_path).files()
 
@@ -814,13 +814,15 @@ WRONG_FILES = [
     (
         "board.yaml",
         "groups: [{whose: hers, sources: [her]}]",
-        r"claim M.speed: source must begin with one of \S+board.yaml: her, got made, as said$",
+        r"claim M.speed: source must begin with one of the sources in \S+board.yaml \(her\), "
+        r"got made, as said$",
     ),
     ("board.yaml", "groups: [{whos: hers}]", r"\S+board.yaml: whos is no key of group"),
     (
         "board.yaml",
         "[a, b]",
-        r"\S+board.yaml must hold keys and values: about, groups, got \['a', 'b'\]$",
+        r"\S+board.yaml must hold keys and values \(possible keys: about, groups\), got "
+        r"\['a', 'b'\]$",
     ),
     ("not_built.yaml", "a: b", r"\S+not_built.yaml must be a list of claims, got dict$"),
     (

@@ -1046,7 +1046,9 @@ def test_runs_are_found_by_folder_grid_glob_and_name(tmp_path, monkeypatch):
     for words, count in cases:
         assert len(load_runs(words).records) == count
     both = r"gpt2-flash-gelu3x-s0-\w+, gpt2-flash-gelu3x-s1-\w+$"
-    with pytest.raises(ValueError, match=rf"^gpt2-flash-gelu3 must be one run, got 2: {both}"):
+    with pytest.raises(
+        ValueError, match=rf"^gpt2-flash-gelu3 must name only one run, got 2: {both}"
+    ):
         find("gpt2-flash-gelu3")
     with pytest.raises(ValueError, match=r"no run was found; there: gpt2-flash-gelu[34]x-s[01]-"):
         find("gpt2-flash-gelu3y")
@@ -1134,7 +1136,9 @@ def test_why_names_every_difference_of_two_runs(tmp_path, capsys, monkeypatch):
     assert parts == {"config", "source", "data", "environment"}
     assert runs.main(["why", a.name, a.name]) == 0
     assert "are the same run" in capsys.readouterr().out
-    assert "must be one run, got 2" in refusal(["why", "outputs", a.name], capsys, command=runs)
+    assert "must name only one run, got 2" in refusal(
+        ["why", "outputs", a.name], capsys, command=runs
+    )
 
 
 def test_the_door_imports_neither_torch_nor_scipy():

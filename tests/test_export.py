@@ -151,7 +151,7 @@ def test_what_is_no_export_is_refused(undisturbed: Undisturbed, tmp_path: Path) 
         with pytest.raises(ValueError, match=reason):
             read_export(file)
     file.write_bytes(b"no safetensors")
-    with pytest.raises(ValueError, match=r"must be a file of nocap\.export"):
+    with pytest.raises(ValueError, match=r"must be a file that nocap\.export wrote"):
         read_export(file)
     empty = shutil.copytree(undisturbed.run_dir, tmp_path / "empty")
     shutil.rmtree(empty / "checkpoints")
@@ -324,7 +324,10 @@ def test_transformers_computes_the_runs_own_logits(words: tuple[str, ...], tmp_p
 NO_COUNTERPARTS = [
     ((), "mlp.activation must be swiglu with --hf and position=rope, as in llama, got gelu"),
     (("mlp=swiglu", "norm=layernorm"), "norm.norm must be rms with --hf and position=rope"),
-    (("mlp=swiglu", "position=none"), "position must be rope (as Llama) or learned (as GPT-2)"),
+    (
+        ("mlp=swiglu", "position=none"),
+        "position must be rope (as in Llama) or learned (as in GPT-2)",
+    ),
     (("mlp=swiglu", "ideas=[x0]"), "ideas must be empty with --hf"),
     (("mlp=swiglu", "model.qk_norm=true"), "model.qk_norm must be false with --hf"),
     (("mlp=swiglu", "model.logit_softcap=15"), "model.logit_softcap must be null with --hf"),

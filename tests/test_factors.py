@@ -358,7 +358,7 @@ def test_an_arm_of_several_columns_names_one_that_is_not_there(
     with pytest.raises(SystemExit, match=r"^2$"):
         door.main([str(tmp_path / "t.csv"), "--columns", "arm=attention+norm"])
     err = capsys.readouterr().err
-    assert "--columns arm must be one of the log's columns, attention, mlp, seed, val_loss" in err
+    assert "--columns arm must be one of the columns attention, mlp, seed, val_loss" in err
     assert "got norm" in err
 
 

@@ -361,7 +361,10 @@ def stops_and_goes_on(
     steps = summary["steps"]
     assert summary["status"] == "preempted"
     assert f"preempted at step {steps}" in stopped.out
-    assert stopped.out.splitlines()[-1] == "stopped and saved; the same command continues"
+    assert (
+        stopped.out.splitlines()[-1]
+        == "stopped and saved; to continue, type the same command again"
+    )
     name = checkpoints(run_dir)[0].name
     assert name == name_of(steps)
     assert len(checkpoints(run_dir)) == keeps

@@ -297,7 +297,9 @@ def test_a_log_without_a_loss_is_refused_with_what_turns_its_unit(capsys):
     said = refusal([VARIANTS / "perplexity"], capsys)
     assert "read a perplexity with --columns 'val_loss=log(val_ppl)'" in said
     assert "val_loss_bits/1.442695" in refusal([VARIANTS / "bits"], capsys)
-    assert "train_loss (--columns KEY=NAME)" in refusal([VARIANTS / "trainonly"], capsys)
+    assert "train_loss (choose one with --columns KEY=NAME)" in refusal(
+        [VARIANTS / "trainonly"], capsys
+    )
     words = [VARIANTS / "perplexity", "--columns", "val_loss=val_ppl"]
     assert "as in val_loss=log(val_ppl)" in refusal(words, capsys)
 
@@ -470,7 +472,7 @@ def test_names_that_differ_by_a_number_alone_are_refused_with_the_flag(tmp_path,
             "*, got {lr}",
         ),
         ("{arm}/{arm}", "--names must hold {arm} and {seed} at most once each, got {arm}"),
-        ("{arm}-{seed}/x", "--names must fit every path, also "),
+        ("{arm}-{seed}/x", "--names must match every path, and so also "),
     ],
 )
 def test_a_template_that_does_not_fit_is_refused(tmp_path, capsys, template, said):

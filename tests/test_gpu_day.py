@@ -250,7 +250,7 @@ def test_sessions_of_two_chips_are_refused(
     other = of_day("2026-12-01")
     other["hardware"]["name"] = "NVIDIA H100 80GB HBM3"
     assert refused(options, capsys, of_day("2026-11-27"), other) == (
-        "nocap: --sessions-from must have files with the same hardware.name, got NVIDIA H200, "
+        "nocap: --sessions-from must name files with the same hardware.name, got NVIDIA H200, "
         "NVIDIA H100 80GB HBM3\n"
     )
 
@@ -261,7 +261,7 @@ def test_a_session_that_is_given_twice_is_refused(
     first = of_day("2026-11-27")
     err = refused(options, capsys, first, first)
     assert err.startswith(
-        "nocap: --sessions-from must have at least 5 minutes between two sessions, got -4"
+        "nocap: --sessions-from must name files whose sessions are at least 5 minutes apart, got -4"
     )
 
 
@@ -270,12 +270,12 @@ def test_a_bench_of_another_step_is_refused(
 ) -> None:
     other = json.loads((H200 / "graphs.json").read_text())
     err = refused(options, capsys, other)
-    assert "--sessions-from must have all arms of a claim in one file" in err
+    assert "--sessions-from must name a file with all arms of a claim" in err
 
 
 def test_what_is_no_bench_is_refused(options: Path, capsys: pytest.CaptureFixture[str]) -> None:
     err = refused(options, capsys, {"kind": "gpu day"})
-    assert "0.json must be the JSON of nocap.bench, got " in err
+    assert "0.json must be a file that nocap.bench --json wrote, got " in err
     assert err.count("\n") == 1
 
 

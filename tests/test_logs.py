@@ -586,10 +586,11 @@ BAD = {  # the content of one log beside six good ones, and why it is left out
         r"line 1 must be UTF-8 text, got byte 0xe9",
     ),
     "binary": (b'{"iter": 0}\n\x00\x93NUMPY\n', r"line 2 must be UTF-8 text, got byte 0x93"),
-    "empty": (b"", r"it must hold rows, got none"),
+    "empty": (b"", r"it must hold at least one row, got none"),
     "no loss": (
         b'{"iter": 1, "train": {"loss": 3}}\n',
-        r"it must have a row with val_loss or val_bpb, got iter, train/loss \(--columns KEY=NAME\)",
+        r"it must have a row with val_loss or val_bpb, got the columns iter, train/loss "
+        r"\(choose one with --columns KEY=NAME\)",
     ),
     "no number": (
         b'{"iter": 1, "val": {"loss": "three"}}\n',
@@ -646,7 +647,7 @@ CELLS = {
     ),
     "a text": ("step,val_loss\n1,3\n2,x\n", "line 3: val_loss must be a number, got 'x'"),
     "an open quote": ('step,val_loss\n1,"3\n', "line 2 must be a row of a CSV table"),
-    "nothing": ("", "it must hold rows, got none"),
+    "nothing": ("", "it must hold at least one row, got none"),
 }
 
 
@@ -760,16 +761,16 @@ REFUSALS = {
     ),
     "an unknown format": (
         lambda root: [root, "--format", "xml"],
-        r"--format must be one of csv, .*wandb, .*or a Python file, got xml",
+        r"--format must be one of csv, .*wandb, .*or the path of a Python file, got xml",
     ),
     "two formats": (
         lambda root: [root / "two"],
-        r"two must hold logs of one format; choose the format with --format, got csv and jsonl",
+        r"two must hold logs of one format, or be read with --format NAME, got csv and jsonl",
     ),
     "no such column": (
         lambda root: [root / "logs", "--columns", "val_loss=L"],
-        r"--columns val_loss must be one of the log's columns, iter, val/loss, train_time_s "
-        r"\(--columns KEY=NAME\), got L",
+        r"--columns val_loss must be one of the columns iter, val/loss, train_time_s "
+        r"\(choose one with --columns KEY=NAME\), got L",
     ),
     "no such key": (
         lambda root: [root / "logs", "--columns", "loss=L"],
@@ -781,7 +782,7 @@ REFUSALS = {
     ),
     "flags without logs": (
         lambda root: [root / "own", "--hardware", "H100"],
-        r"own must hold only logs of other trainers with --col",
+        r"own must hold only logs of other trainers, because --col",
     ),
     "a target in bits": (
         lambda root: [root / "bits.csv", "--target", "1"],
@@ -793,7 +794,7 @@ REFUSALS = {
     ),
     "a format that reads nothing": (
         lambda root: [root, "--format", root / "none.py"],
-        r"--format .*none.py must define read\(path\) and PATTERN",
+        r"--format .*none.py must define the function read\(path\) and the text PATTERN",
     ),
     "a place on no server": (
         lambda root: ["a/b/c/d", "--format", "wandb"],

@@ -333,7 +333,7 @@ REFUSED = [
     ("DISTILL ideas.distill.weight=1.5", "ideas.distill.weight must be at most 1"),
     (
         "DISTILL model.seq_len=256",
-        "ideas.distill.run must be a run of model.seq_len=256 or more, got 128",
+        "ideas.distill.run must be a run with model.seq_len=256 or more, got 128",
     ),
     (
         "attention.kernel=blocks trainer.device=cuda",

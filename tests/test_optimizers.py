@@ -441,7 +441,7 @@ def test_cautious_decay_needs_a_decay_that_it_can_see(monkeypatch: pytest.Monkey
         ),
         (
             ("optimizer=schedule_free", "schedule=constant", "ideas=[averaged_weights]"),
-            "ideas must not hold averaged_weights with optimizer=schedule_free",
+            "ideas must not include averaged_weights with optimizer=schedule_free",
         ),
     ],
 )

@@ -388,7 +388,9 @@ def test_a_kind_that_is_nowhere_names_what_could_not_be_looked_through(tmp_path:
     ) as known:
         composed(tmp_path, "attention=mine")
     (tmp_path / "attention" / "half.py").write_text("def (:\n")
-    with pytest.raises(ValueError, match=r"there nocap cannot parse .*half\.py, got 'nowhere'\Z"):
+    with pytest.raises(
+        ValueError, match=r"; nocap cannot parse these option files: .*half\.py, got 'nowhere'\Z"
+    ):
         composed(tmp_path, "attention=mine")
     assert "parsed" not in str(known.value)
 
@@ -417,7 +419,7 @@ def test_a_name_in_two_folders_is_refused_where_it_is_chosen(tmp_path: Path):
     run = compose([*SMALL, "mlp=scaled_relu2"])
     assert run.mlp.kind == "scaled_relu2"
     with pytest.raises(
-        ValueError, match=r"two.*head_temperature\.yaml must have another name: .*one"
+        ValueError, match=r"two.*head_temperature\.yaml must have another name, because .*one"
     ):
         compose([*SMALL, "attention=head_temperature"])
 

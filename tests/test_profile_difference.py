@@ -410,13 +410,13 @@ OTHER_WORDS = [
     (["a.json", "b.json", "c.json"], "the arguments must be two files to compare"),
     (
         ["a.json", "b.json", "attention=gqa"],
-        "attention=gqa does not work with two profiles",
+        "attention=gqa does not work with two files to compare",
     ),
     (
         ["a.json", "b.json", "--repeats", "1"],
-        "--repeats does not work with two profiles",
+        "--repeats does not work with two files to compare",
     ),
-    (["a.json", "b.json", "--forward"], "--forward does not work with two profiles"),
+    (["a.json", "b.json", "--forward"], "--forward does not work with two files to compare"),
     (
         ["a.json", "nothing.json"],
         "nothing.json must be a file that nocap.profile --json wrote, got no file",

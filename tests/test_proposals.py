@@ -254,7 +254,7 @@ UNFAIR = [
     (
         {},
         ["trainer.steps=8"],
-        "trainer.steps × trainer.batch_tokens must be the baseline's 8,192 tokens",
+        "trainer.steps × trainer.batch_tokens must be equal to the baseline's 8,192 tokens",
     ),
     ({}, ["model.seq_len=16"], "model.seq_len"),
     ({}, ["attention=nothing"], "attention"),
@@ -393,7 +393,11 @@ def test_a_gain_is_accepted_and_nothing_is_not(study_door: Door, beside: Path):
 
 NO_PROPOSALS = [
     (command(1, seed=""), {}, "--propose must have {seed}"),
-    ("/no/such/program {seed}", {}, "arm proposal 1 must begin with a program that exists"),
+    (
+        "/no/such/program {seed}",
+        {},
+        "arm proposal 1 must be a command that begins with a program that exists",
+    ),
     ("'train.py {seed}", {}, "--propose must be a command in which each quote is closed"),
     (command(1), {"command": "python train.py"}, "propose.command must have {seed}"),
     (command(1), {"metric": "("}, "propose.metric must be a regular expression"),
@@ -468,7 +472,8 @@ def test_a_proposal_that_is_stopped_goes_on(study_door: Door, beside: Path):
     said = (*running.communicate(), running.returncode)
     assert said == (
         "",
-        "nocap: paused; nocap keeps the runs that ended, and the same command continues\n",
+        "nocap: paused; nocap keeps the runs that ended; to continue, type the same command "
+        "again\n",
         75,
     )
     known = times()
@@ -520,9 +525,10 @@ def test_a_program_that_edits_files_is_answered_against_a_ref(study_door: Door, 
     assert cheated.code == 2
     assert same.code == 2
     assert (
-        "--locked must match files that are equal in main and ., got evaluation.py" in cheated.err
+        "--locked must match only files that are equal in main and ., got evaluation.py"
+        in cheated.err
     )
-    assert "--ref must differ from main in a file" in same.err
+    assert "--ref must differ from main in at least one file" in same.err
     listing = ["git", "worktree", "list"]
     worktrees = subprocess.run(listing, capture_output=True, text=True, check=True).stdout
     assert worktrees.count("\n") == 1

@@ -229,7 +229,7 @@ def test_what_git_ignores_is_linked_in_and_may_not_be_written(repo, raced, faile
     monkeypatch.setenv("EXTRA", "open('data/tokens.bin', 'a').write('more')")
     code, said = failed(*words)
     assert code == 1
-    assert "changed a path of --link" in said
+    assert "changed a file of a --link path" in said
 
 
 def test_a_module_from_another_copy_ends_the_race(repo, failed, monkeypatch):
@@ -347,7 +347,8 @@ def test_what_prepares_a_run_comes_before_each_and_counts_in_no_time(repo, raced
         (
             "no_such_program x",
             2,
-            "--prepare must begin with a program that exists, got no_such_program",
+            "--prepare must be a command that begins with a program that exists, got "
+            "no_such_program",
         ),
         ("make && make", 2, "--prepare must not have &&"),
         (
@@ -522,7 +523,8 @@ BAD_COMMANDS = [
     (
         "",
         1,
-        "base, seed 0: final must be in the command's output, which must match 'final (\\\\S+)', "
+        "base, seed 0: final must be in the command's output (as text that matches 'final "
+        "(\\\\S+)'), "
         "got nothing; see",
     ),
     ("print('final nan')", 1, "base, seed 0: final must be a finite number, got nan; see"),
@@ -538,7 +540,8 @@ BAD_COMMANDS = [
         f"{GOOD}; command = 'x' * 65_000 + chr(10); [print(command, end='') for _ in "
         "range(20)]; print('final 9')",
         1,
-        "the output of the command must have at most 64 MiB (--file FILE searches a larger file)",
+        "the output of the command must have at most 64 MiB (for more, let the command write "
+        "a file, and add --file FILE)",
     ),
     (
         "time.sleep(1000)",
@@ -634,7 +637,9 @@ PARTS_OF_NUMBERS = [
 @pytest.mark.parametrize(("pattern", "line", "whole", "part"), PARTS_OF_NUMBERS)
 def test_a_pattern_that_takes_a_part_of_a_number_is_refused(tmp_path, pattern, line, whole, part):
     with pytest.raises(
-        FailedError, match=f"must match all of the number {re.escape(whole)}, got {part}; see"
+        FailedError,
+        match=f"must have a pattern that matches all of the number {re.escape(whole)}, got "
+        f"{part}; see",
     ):
         MetricReader(what=pattern).value(printed(tmp_path / "run", line))
 
@@ -741,7 +746,8 @@ def test_a_variable_before_a_command_is_named_with_env(repo, failed, raced):
     code, said = failed(*words)
     assert code == 2
     assert (
-        "arm base must begin with a program that exists (env X=1 PROGRAM sets a variable), got "
+        "arm base must be a command that begins with a program that exists (to set a "
+        "variable: env X=1 PROGRAM), got "
         "X=1" in said
     )
     first_word = words[0].replace("X=1", "env X=1")
@@ -857,30 +863,30 @@ def test_a_file_that_git_does_not_know_is_not_copied_into_the_repository(repo):
 REFUSALS = (  # words, and what the line begins with
     (["--metric", "("], "--metric must be a regular expression"),
     (["--metric", ""], "--metric must be a regular expression with one group, or a metric"),
-    (["--metric", "loss", "--file", "data"], "--file must be a file, and no folder"),
+    (["--metric", "loss", "--file", "data"], "--file must be a file, not a folder"),
     (["--metric", r"(\d+) (\d+)"], "--metric must have one group"),
     ([*METRIC, "--metric", r"^.*val loss (\S+)"], "--metric must have a name that no other"),
     ([], "nocap.race needs --metric"),
     (
         [*METRIC, "--arm", "third=/no/such/program"],
-        "arm third must begin with a program that exists",
+        "arm third must be a command that begins with a program that exists",
     ),
-    ([*METRIC, "--arm", "base=true"], "--arm must be two or more"),
+    ([*METRIC, "--arm", "base=true"], "--arm must appear at least twice"),
     ([*METRIC, "--arm", "train.py"], "--arm must be NAME=COMMAND"),
     ([*METRIC, "--arm", "=true"], "--arm must be NAME=COMMAND"),
     ([*METRIC, "--apart", "soon", "--sessions", "3"], "--apart must be a time"),
-    ([*METRIC, "--apart", "5m"], "--apart works only with two or more --sessions"),
+    ([*METRIC, "--apart", "5m"], "--apart works only with --sessions of 2 or more"),
     ([*METRIC, "--timeout", "0"], "--timeout must be above 0"),
     ([*METRIC, "--expect", "0.2..0.1"], "--expect must have LOW below HIGH"),
     ([*METRIC, "--guard", "loss"], "--guard must be a metric and a margin"),
-    ([*METRIC, "--guard", "loss -1"], "--guard must have a margin of 0 or more"),
-    (["--metric", "wall_s"], "--metric must have another name than wall_s"),
+    ([*METRIC, "--guard", "loss -1"], "--guard must have a finite margin of 0 or more"),
+    (["--metric", "wall_s"], "--metric must have a name other than wall_s"),
     ([*METRIC, "--target", "nan"], "--target must be a finite number"),
-    ([*METRIC, "--target", "3"], "--target needs a metric with a group named step"),
+    ([*METRIC, "--target", "3"], "--target needs --file, or a --metric with the group (?P<step>…)"),
     ([*METRIC, "--pairs", "0"], "--pairs must be at least 1"),
     ([*METRIC, "--pair", "3"], "unrecognized arguments: --pair 3"),
     ([*METRIC, "--ref", "main"], "nocap.race needs two or more --arm"),
-    ([*METRIC, "--locked", "nothing*"], "--locked must match a file"),
+    ([*METRIC, "--locked", "nothing*"], "--locked must match at least one file"),
     ([*METRIC, "--link", "data"], "--arm does not work with"),
     ([*METRIC, "--arm", "third='x"], "arm third must be a command in which each quote is closed"),
     ([*METRIC, "--jobs", "0"], "--jobs must be at least 1"),
@@ -888,13 +894,16 @@ REFUSALS = (  # words, and what the line begins with
     (["--metric", "loss", "--jobs", "2", "--file", "out.json"], "--jobs must be 1 with --file"),
     ([*METRIC, "--slurm", "partition=two"], "unrecognized arguments: --slurm partition=two"),
     (refs("main", "nowhere"), "--ref must be a commit, branch or tag"),
-    (refs("main", "twin"), "--ref must differ from main in a file, got twin"),
-    (refs("main", "idea")[2:], "--ref must be two or more"),
+    (refs("main", "twin"), "--ref must differ from main in at least one file, got twin"),
+    (refs("main", "idea")[2:], "--ref must appear at least twice"),
     (
         refs("main", "idea", "--locked", "helper.py"),
-        "--locked must match files that are equal in main and idea, got helper.py",
+        "--locked must match only files that are equal in main and idea, got helper.py",
     ),
-    (refs("main", "idea", "--locked", "nothing/**"), "--locked must match a file of main"),
+    (
+        refs("main", "idea", "--locked", "nothing/**"),
+        "--locked must match at least one file of main",
+    ),
     (refs("main", "idea", "--link", "nothing"), "--link must be a file or folder"),
     (refs("main", "idea", "--link", "helper.py"), "--link must be a path that git ignores"),
 )

@@ -705,7 +705,7 @@ NO_RESULT: dict[str, tuple[Callable[[Json], str], str]] = {
         _with("records/0/curve", None),
         "Expected `object`, got `null` - at `$.records[0].curve`",
     ),
-    "a curve of another length": (_with("records/0/curve/step", [1]), "columns of one length"),
+    "a curve of another length": (_with("records/0/curve/step", [1]), "columns of the same length"),
     "a curve with a hole": (
         _with("records/0/curve/val_loss/0", None),
         "Expected `float`, got `null` - at `$.records[0].curve.val_loss[0]`",
@@ -719,7 +719,7 @@ NO_RESULT: dict[str, tuple[Callable[[Json], str], str]] = {
         lambda content: json.dumps(
             sealed({**content, "records": [*content["records"], content["records"][0]]})
         ),
-        "once each",
+        "records must hold each run only once",
     ),
     "a baseline that is no run": (_with("question/baseline", "/**"), "question.baseline"),
     "a target above all losses": (_with("question/target", 1e9), "--target"),
@@ -727,7 +727,10 @@ NO_RESULT: dict[str, tuple[Callable[[Json], str], str]] = {
     "arms of numbers": (_with("arms", [1]), "Expected `object`, got `int` - at `$.arms[0]`"),
     "no arms": (_with("arms", None), "Expected `array`, got `null` - at `$.arms`"),
     "no digests": (_with("sha256", {}), "missing required field `question` - at `$.sha256`"),
-    "an identity that is a pattern": (_with("records/0/identity", "/**"), "an identity must be"),
+    "an identity that is a pattern": (
+        _with("records/0/identity", "/**"),
+        "the identity of a run must be",
+    ),
     "a baseline that runs": (
         lambda content: _with("question/baseline", run_of(content, "flash-gelu4x", 9)["identity"])(
             content
@@ -772,7 +775,7 @@ def test_options_of_logs_are_refused_beside_a_result(file: Path, tmp_path: Path)
     for word in ("--columns=step=iter", "--hardware=H100"):
         code, (line,) = judge(file, word)
         assert code == 2
-        assert f"{word.partition('=')[0]} works only for logs" in line
+        assert f"{word.partition('=')[0]} can be used only for logs" in line
     assert judge(tmp_path / "none.json")[0] == 2
     (tmp_path / "folder.json").mkdir()
     assert judge(tmp_path / "folder.json")[0] == 2

@@ -97,10 +97,11 @@ EMPTY_FILTERS = [
     (["attention.kernel==fused"], "attention.kernel==fused must be KEY=VALUE"),
     (
         ["status<3"],
-        "status<3 must name a key of numbers (status=VALUE works for all keys), got finished",
+        "status<3 must compare a key whose values are numbers (status=VALUE works for all "
+        "keys), got finished",
     ),
-    (["attention.kernel>1"], "attention.kernel>1 must name a key of numbers"),
-    (["grid>1", "status=failed"], "grid>1 must name a key of numbers"),
+    (["attention.kernel>1"], "attention.kernel>1 must compare a key whose values are numbers"),
+    (["grid>1", "status=failed"], "grid>1 must compare a key whose values are numbers"),
     (["--sort", "kind"], "kind must be a whole key, such as attention.kind, data.kind, got "),
     (["kind<3"], "kind must be a whole key, such as attention.kind, data.kind, got "),
 ]
@@ -362,7 +363,7 @@ def test_what_cannot_be_drawn_is_refused(here: Path, capsys: pytest.CaptureFixtu
         ["last", "--y", "nothing"], capsys, command=plot
     )
     said = refusal(["last", "--log", "y"], capsys, command=plot)
-    assert "--log y must have values above 0, got 0.0" in said
+    assert "--log y must be used only with values above 0, got 0.0" in said
 
 
 LOSSES = {0: (5.5, 3.4, 3.3, 3.2, 3.1), 1: (5.7, 3.6, 3.4, 3.2, 3.0)}

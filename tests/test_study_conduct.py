@@ -231,7 +231,7 @@ def test_a_search_that_picks_nothing_ends_the_study_in_a_line(
     for _ in range(2):
         assert main([str(lab.root / "made"), f"output_dir={lab.root / 'out'}"]) == 1
         err = capsys.readouterr().err
-        assert err.startswith("nocap: made: the search of mha has no result: ")
+        assert err.startswith("nocap: made: the search (tune) of arm mha has no result: ")
         assert err.count("\n") == 1
         monkeypatch.setattr(Training, "record", lambda run: None)
 

@@ -87,7 +87,7 @@ def test_leave_to_run_code_is_refused_where_there_is_none(here: Door, tmp_path: 
     written(tmp_path / "plain", content)
     done = here("plain", "--judge", "--allow-code", module="nocap.study")
     assert done.code == 2
-    assert "--allow-code works only for a study with a config_dir" in done.err
+    assert "--allow-code works only for a study that sets config_dir" in done.err
     done = here("--board", ".", "--allow-code", module="nocap.study")
     assert done.code == 2
     assert "--allow-code does not work with --board" in done.err

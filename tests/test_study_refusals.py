@@ -63,10 +63,10 @@ LOSS_CLAIM: list[Case] = [
         {"expected": [0.5, 0.5]},
         "claim M.loss: expected must have low below high, got [0.5, 0.5]",
     ),
-    ({"arm": "mha"}, "claim M.loss: arm must not be its own baseline, got mha"),
+    ({"arm": "mha"}, "claim M.loss: arm must differ from the claim's baseline, got mha"),
     (
         {"seeds": [0, 1, 7]},
-        "claims[0].seeds must be unset: set the study's seeds, got [0, 1, 7]",
+        "claims[0].seeds must be unset, because a claim has the seeds of its study, got [0, 1, 7]",
     ),
     ({"threshold": "mine"}, "threshold"),
     ({"expected": 1.2}, "claims[0].expected must be a list, as in [a, b]"),
@@ -134,7 +134,8 @@ MQA: list[tuple[tuple[str, ...], str]] = [
     ),
     (
         ("model.seq_len=64",),
-        "arm mqa: model.seq_len must be equal to the baseline's (mha: 32), or the losses",
+        "arm mqa: model.seq_len must be equal to the baseline's (mha: 32), because otherwise "
+        "the losses",
     ),
     (("tokenizer=gpt2",), "arm mqa: tokenizer.vocabulary must be equal to the baseline's (mha: "),
 ]
@@ -146,7 +147,7 @@ STUDIES: list[Case] = [
         "arms.mha must be a list, as in [a, b]",
     ),
     ({"max_seeds": 12}, "max_seeds is no key of study"),
-    ({"claims": [LOSS, LOSS]}, "claims must each have their own id, got M.loss, M.loss"),
+    ({"claims": [LOSS, LOSS]}, "claims must have different ids, got M.loss, M.loss"),
     ({"claims": []}, "claims must have at least one claim, unless the study has propose, got none"),
     ({"notes": {"M.lost": "no"}}, "notes must be one of M.speed, M.loss, got M.lost"),
     (amdahl(qkv=0.5), "mechanism.saved must be among scores, got qkv"),
@@ -167,7 +168,7 @@ STUDIES: list[Case] = [
     ({"question": None}, "question must"),
     ({"question": " "}, "question must not be empty, got ' '"),
     ({"baseline": "gqa"}, "baseline must be one of mha, mqa, got gqa"),
-    (arm("gqa", "attention=gqa"), "arms must each be in a claim, got gqa"),
+    (arm("gqa", "attention=gqa"), "arms must not have an arm that no claim uses, got gqa"),
     (
         {"claims": [STEPS_TO_LOSS]},
         "claim M.loss: target must be baseline for a claim about time or steps to target, and null",
@@ -183,11 +184,13 @@ STUDIES: list[Case] = [
             "claims": [LOSS, claim(LOSS, id="M.ms", metric="decode_ms")],
             "scales": at(decode={"prompt": 30, "new": 3, "vocab_size": 9}),
         },
-        "scales.cpu.decode must fit into model.seq_len=32 of arm mha, got 33",
+        "scales.cpu.decode must have prompt + new of at most 32 tokens (model.seq_len of arm "
+        "mha), got 33",
     ),
     (
         {"claims": [RACE], "scales": at(lengths=[0.99])},
-        "scales.cpu.lengths must give different numbers of steps, none of them 12, got [0.99]",
+        "scales.cpu.lengths must give different numbers of steps, none of them "
+        "trainer.steps=12, got [0.99]",
     ),
     (
         {"claims": [RACE], "scales": at(lengths=[0.5, 0.51])},
@@ -232,7 +235,7 @@ SEARCHES: list[Case] = [
     ),
     (
         {"seeds": [3], "trials": {"mha": TRIALS[:1], "mqa": TRIALS[:1]}},
-        "at least two, or the comparison is unfair",
+        "(at least two), because otherwise the comparison is unfair",
     ),
     (
         {"seeds": [], "trials": {"mha": TRIALS, "mqa": TRIALS}},
@@ -240,7 +243,7 @@ SEARCHES: list[Case] = [
     ),
     (
         {"seeds": [3], "trials": {"mha": TRIALS}},
-        "tune.trials must name every trained arm, got none for mqa",
+        "tune.trials must have trials for every arm that the study trains, got none for mqa",
     ),
     (
         {"seeds": [3], "trials": {"mha": TRIALS, "gqa": TRIALS}},
@@ -266,7 +269,7 @@ LONGER = {
     "tune": {"seeds": [3], "trials": {"mha": TRIALS, "mqa": [*TRIALS[:1], ["trainer.steps=24"]]}},
 }
 WORDS: list[tuple[tuple[str, ...], str]] = [
-    (("scale=gpu",), "nocap: scale must be one of the study's cpu, got gpu"),
+    (("scale=gpu",), "nocap: scale must be one of the study's scales (cpu), got gpu"),
     (("scales=cpu",), "nocap: scales is no key of options (did you mean scale?)"),
     (("sessions=3",), "nocap: sessions must be more than the 3 sessions of scale cpu, got 3"),
     (("steps=0",), "trainer.steps must be at least 1, got 0"),

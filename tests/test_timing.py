@@ -205,7 +205,8 @@ def test_a_grid_is_timed_once_and_a_damaged_timing_is_named(tmp_path: Path, here
     first["seconds_per_token"].append(0.001)
     file.write_text(json.dumps(content))
     assert (
-        f"{file.name} must have the same number of rounds for each arm, got [" in here(*words).out
+        f"{file.name} must have the same number of rounds for each arm (the file is damaged: "
+        in here(*words).out
     )
 
 

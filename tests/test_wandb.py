@@ -494,15 +494,17 @@ def test_a_sweeps_words_with_hyphens_are_refused_with_the_form_that_works(tmp_pa
 
 REFUSED = {
     "WANDB_API_KEY=short": "WANDB_API_KEY must have at least 40 characters, got 5",
-    "WANDB_IDENTITY_TOKEN_FILE=token.jwt": "WANDB_IDENTITY_TOKEN_FILE must be unset: "
-    "nocap reads rows from W&B with an API key (WANDB_API_KEY or wandb login), got token.jwt",
-    "WANDB_BASE_URL=notaurl": "WANDB_BASE_URL must be a server's address, as "
+    "WANDB_IDENTITY_TOKEN_FILE=token.jwt": "WANDB_IDENTITY_TOKEN_FILE must be unset, because "
+    "nocap reads rows from W&B with an API key (set WANDB_API_KEY, or type wandb login), got "
+    "token.jwt",
+    "WANDB_BASE_URL=notaurl": "WANDB_BASE_URL must be a server's address, such as "
     "https://api.wandb.ai, got "
     "notaurl",
     "WANDB_MODE=onlin": "tracker.mode: WANDB_MODE: Invalid value 'onlin', expected one of [auto, "
     "online, "
     "offline, disabled]",
-    "WANDB_PROJECT=a/b": r"tracker.project must be a name without / \ # ? % :, got 'a/b'",
+    "WANDB_PROJECT=a/b": r"tracker.project must be a non-empty name without / \ # ? % or :, "
+    "got 'a/b'",
     f"WANDB_TAGS=a,{'b' * 65}": "tracker.tags must have at most 64 characters, got 65",
     f"WANDB_NAME={'n' * 129}": "tracker.name must have at most 128 characters, got 129",
 }

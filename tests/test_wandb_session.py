@@ -407,8 +407,10 @@ def test_a_login_without_an_api_key_is_one_line(
     """W&B's client takes an identity token of its settings too, by which its server cannot be asked
     here."""
     client.api_key = None
-    line = "an identity token of W&B must be unset: nocap reads rows from W&B with an API key "
-    line += "(WANDB_API_KEY or wandb login), got one"
+    line = (
+        "an identity token of W&B must be unset, because nocap reads rows from W&B with an API key "
+    )
+    line += "(set WANDB_API_KEY, or type wandb login), got one"
     with pytest.raises(NoLoginError, match=f"^{re.escape(line)}$"):
         tracker().resend(facts_of(tmp_path))
 

@@ -35,7 +35,8 @@ class Work(Protocol):
         """Ask it, once or again, to save and end."""
 
 
-GOES_ON = "stopped and saved; the same command continues"  # what a person reads after Ctrl-C
+# what a person reads after Ctrl-C
+GOES_ON = "stopped and saved; to continue, type the same command again"
 
 
 class Executor:

@@ -204,7 +204,9 @@ def _record(row: RecordJson) -> Record:
     curve = row.curve
     columns = (curve.step, curve.tokens, curve.train_s, curve.val_loss, curve.val_bpb)
     sizes = {len(column) for column in columns}
-    require(len(sizes) == 1, f"the curve of {row.identity}", "have columns of one length", sizes)
+    require(
+        len(sizes) == 1, f"the curve of {row.identity}", "have columns of the same length", sizes
+    )
     return Record(**{**msgspec.structs.asdict(row), "folder": Path(row.folder)})
 
 
@@ -280,7 +282,7 @@ def read(path: Path) -> JudgedFile:
     """
     stored = read_json(path, dict) or {}
     rule = (
-        "be a comparison that nocap.compare --json wrote, with its records (if an older nocap "
+        "be a comparison that nocap.compare --json wrote (if an older version of nocap "
         "wrote it, compare the runs again)"
     )
     kind = stored.get("kind", "none")
@@ -295,7 +297,7 @@ def read(path: Path) -> JudgedFile:
         comparison = ask(_found(file, edited), Question().over(question))
         changes = list(_changes(file, edited, result_of(comparison)))
     except ValueError as error:
-        raise ValueError(f"{path} must {rule}, got {error}") from error
+        raise ValueError(f"{path} must {rule}, got other content ({error})") from error
     return JudgedFile(
         path=path,
         question=question,
@@ -318,8 +320,8 @@ def _typed(stored: Mapping[str, object], path: Path) -> ResultFile:
 def _found(file: ResultFile, edited: Sequence[str]) -> Found:
     """Return the runs of a file. `edited`: what is to be said of it."""
     records = {_identity(row): _record(row) for row in file.records}
-    count = f"{len(file.records)} records of {len(records)} identities"
-    require(len(records) == len(file.records), "records", "each appear only once", count)
+    count = f"{len(file.records)} records of {len(records)} runs"
+    require(len(records) == len(file.records), "records", "hold each run only once", count)
     base = file.question.baseline
     ended = [name for name, record in records.items() if record.status in ENDED]
     require(base in ended, "question.baseline", "be the identity of a run that has ended", base)
@@ -335,7 +337,7 @@ def _identity(row: RecordJson) -> str:
     """Return the identity in a row, which is no path and no pattern: such are looked for on the
     disk."""
     known = IDENTITY.fullmatch(row.identity) is not None
-    require(known, "an identity", "be letters and digits", repr(row.identity))
+    require(known, "the identity of a run", "be letters and digits", repr(row.identity))
     return row.identity
 
 

@@ -81,7 +81,7 @@ def why(folder_a: Path, folder_b: Path) -> Why:
     except ValueError as error:
         names = f"{folder_a.name} and {folder_b.name}"
         raise ValueError(
-            f"'nocap.runs why' needs two runs whose records can be read, got {names}: {error}"
+            f"'nocap.runs why' needs two runs that nocap can read, got {names}: {error}"
         ) from error
     same_data = a.data_hash == b.data_hash
     differences = list[DifferingKey]()

@@ -159,7 +159,10 @@ def column(name: str, runs: Sequence[Record]) -> RunColumn:
     same_end = [key for key in keys if key.endswith(f".{name}")]
     is_one = name in keys or len(same_end) < 2
     require(
-        is_one, name, f"be a whole key, such as {shorten(same_end, most=4)}", "the end of several"
+        is_one,
+        name,
+        f"be a whole key, such as {shorten(same_end, most=4)}",
+        "the last part of several keys",
     )
     return RunColumn(name=name, of=partial(_configured, name))
 
@@ -215,7 +218,10 @@ def matching(word: str, runs: Sequence[Record], *, named: Sequence[Record]) -> l
     example = _first_value(of_key, named, default=limit)
     is_number = isinstance(example, int | float) and not isinstance(example, bool)
     require(
-        is_number, word, f"name a key of numbers ({key}=VALUE works for all keys)", spell(example)
+        is_number,
+        word,
+        f"compare a key whose values are numbers ({key}=VALUE works for all keys)",
+        spell(example),
     )
     matches = list[Record]()
     for run in runs:

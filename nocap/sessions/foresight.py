@@ -54,7 +54,7 @@ def foreseen(grid: Grid, *, lengths_by: str | None = EQUAL_LOSS) -> Iterator[str
     steps = base.run.trainer.steps
     if steps not in known:
         shape = f"this model, data, batch and {STEPS}={steps}"
-        reason = f"no two arms of {shape} share three seeds in {base.run.output_dir}"
+        reason = f"no two arms of {shape} have three seeds in common in {base.run.output_dir}"
         yield prose(f"nocap does not know which difference {seeds} seeds can show: {reason}")
         return
     noise = known[steps]

@@ -106,7 +106,10 @@ def _time_steps(arms: Sequence[ArmCells], folder: Path) -> dict[str, StepFigures
     trainer = next(iter(runs.values())).run.trainer
     is_missing = trainer.device is Device.cuda and not hardware.cuda_devices()
     if is_missing:
-        raise ValueError(f"{PLAN} needs a machine with a GPU, because it times a step of each arm")
+        raise ValueError(
+            f"{PLAN} with trainer.device=cuda needs a machine with a GPU, because it times a "
+            "step of each arm"
+        )
     session = Session(place=PACE, arms=runs, how={"rounds": 1})
     figures = session.run(folder).figures
     return {name: row for name, row in figures.items() if isinstance(row, StepFigures)}

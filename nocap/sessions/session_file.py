@@ -67,7 +67,15 @@ def read_session(path: Path) -> SessionFile | None:
         return None
     try:
         file = msgspec.convert(content, SessionFile)
-        require(bool(file.figures), str(path), "hold the measurements of an arm", "none")
+        require(
+            bool(file.figures),
+            str(path),
+            "hold the measurements of at least one arm (to measure again, delete the file)",
+            "none",
+        )
         return file
     except (KeyError, msgspec.ValidationError) as error:
-        raise ValueError(f"{path} must be a session that nocap.study wrote, got {error}") from error
+        raise ValueError(
+            f"{path} must hold measurements that nocap wrote (to measure again, delete the "
+            f"file), got other content ({error})"
+        ) from error

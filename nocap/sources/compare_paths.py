@@ -89,7 +89,7 @@ def compare_paths(
         return Answer(comparison=ask(_load(others, logged, question), question, group=group))
     if logged.parts and not others:
         flags = ", ".join(f"--{name}" for name in logged.parts)
-        raise ValueError(f"{flags} works only for logs, got {shorten(files)}")
+        raise ValueError(f"{flags} can be used only for logs, got {shorten(files)}")
     results = [result_file.read(path) for path in dict.fromkeys(map(expanded, files))]
     parts = question.parts
     if group is not None:

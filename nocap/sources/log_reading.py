@@ -146,7 +146,8 @@ def printed(path: Path) -> Iterator[tuple[int, str]]:
     for number, text in lines(path):
         if not text.endswith("\n"):
             raise CutError(
-                f"line {number} has no final newline, so nocap leaves it out: {text.strip()[:60]!r}"
+                f"line {number} has no final newline, so nocap leaves out this line: "
+                f"{text.strip()[:60]!r}"
             )
         yield number, _past_bars(COLOUR.sub("", text))
 
@@ -162,7 +163,7 @@ def full_match(
     require(
         match is not None,
         f"line {number}",
-        f"be complete, because it begins like a {what}",
+        f"be a complete line of a {what}, because it begins like one",
         repr(line[:80]),
     )
     assert match

@@ -65,7 +65,13 @@ def _read(path: Path) -> Timing:
     assert content is not None, "it was listed"
     check_shape(content, _SHAPE, path)
     arms = content["measured"]["arms"]
-    require(bool(arms), str(path), "have an arm", "none")
+    require(
+        bool(arms),
+        str(path),
+        "hold the times of at least one arm (the file is damaged: delete it, and type the "
+        "command with --time again)",
+        "none",
+    )
     seconds = dict[str, Sequence[float]]()
     left_out = dict[str, str]()
     for name, arm in arms.items():
@@ -74,9 +80,21 @@ def _read(path: Path) -> Timing:
         else:
             left_out[name] = f"{arm['status']}: {arm['reason']}"
     rounds = sorted({len(row) for row in seconds.values()})
-    require(len(rounds) <= 1, str(path), "have the same number of rounds for each arm", rounds)
+    require(
+        len(rounds) <= 1,
+        str(path),
+        "have the same number of rounds for each arm (the file is damaged: delete it, and "
+        "type the command with --time again)",
+        rounds,
+    )
     least = min((min(row, default=1.0) for row in seconds.values()), default=1.0)
-    require(least > 0, str(path), "have times above 0", least)
+    require(
+        least > 0,
+        str(path),
+        "hold only times above 0 (the file is damaged: delete it, and type the command with "
+        "--time again)",
+        least,
+    )
     first = next(iter(arms.values()))
     hardware = content["hardware"]
     return Timing(

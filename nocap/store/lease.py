@@ -219,7 +219,7 @@ def _holder(root: Path, own: Path | None = None) -> str | None:
     """
     with suppress(FileNotFoundError):
         is_folder = stat.S_ISDIR(root.lstat().st_mode)
-        rule = "be a folder (nocap notes in it who works here), or not exist"
+        rule = "be a folder, or not exist, because nocap notes in it which process works here"
         require(is_folder, str(root), rule, "something else")
         claims = [path for path in root.iterdir() if not path.name.startswith(".")]
         others = [claim for claim in claims if claim != own]

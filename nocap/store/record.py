@@ -255,9 +255,11 @@ def read_record(folder: Path, *, rows: bool = True) -> Record:
     arm = redact(manifest.get("arm") or name)
     config = dict(flat(redact(dig(manifest, "parts", "config") or {})))
     seed = config.pop("seed", None)
-    require(type(seed) is int, f"the seed of {MANIFEST}", "be an integer", seed)
+    require(type(seed) is int, f"the seed in {folder / MANIFEST}", "be an integer", seed)
     attempts = manifest.get("attempts") or []
-    require(bool(attempts) and all(attempts), MANIFEST, "list the run's attempts", attempts)
+    require(
+        bool(attempts) and all(attempts), MANIFEST, "list at least one attempt of the run", attempts
+    )
     status = summary.get("status") or RunStatus.unfinished.value
     curve = Curve()
     if rows and status in ENDED:

@@ -149,7 +149,10 @@ def read_json(path: Path, shape: Shape | None = None) -> dict[str, Any] | None:
     check_shape(content, shape, path)
     check_shape(content, {"schema_version": int}, path)
     version = content.get("schema_version") or 0
-    rule = f"be at most {SCHEMA_VERSION} for this version of nocap (a newer version wrote the file)"
+    rule = (
+        f"be at most {SCHEMA_VERSION} for this version of nocap (a newer version wrote the "
+        "file: update nocap)"
+    )
     require(version <= SCHEMA_VERSION, f"{path}: schema_version", rule, version)
     return content
 
@@ -243,7 +246,7 @@ def _changed(folder: Path, summary: Json) -> Iterator[str]:
     try:
         sums = _digests(folder, summary)
     except OSError as error:
-        raise InputError(f"{folder}: a file cannot be read: {error}") from error
+        raise InputError(f"{folder}: nocap cannot read a file: {error}") from error
     seal = summary.get(SEAL) or {}
     for name in (SUMMARY, *SEALED):
         if sums.get(name) != seal.get(name):

@@ -84,7 +84,8 @@ class RowsFile:
                 file.write(content)
         except OSError as error:
             line = (
-                f"the row of step {row['step']} cannot be written: {error}; training stopped there"
+                f"the row of step {row['step']} cannot be written: {error}; training stopped "
+                "at this step"
             )
             raise OSError(line) from error
         self._known.append(content)

@@ -179,7 +179,7 @@ def _refuse_several(name: str, folders: Sequence[Path]) -> None:
         ValueError: that; the message lists them.
     """
     names = shorten((folder.name for folder in folders), most=CANDIDATES)
-    require(len(folders) <= 1, name, "be one run", f"{len(folders)}: {names}")
+    require(len(folders) <= 1, name, "name only one run", f"{len(folders)}: {names}")
 
 
 def run_folders(root: Path) -> list[Path]:

@@ -39,7 +39,9 @@ def read(path: Path) -> BenchFile:
     try:
         return msgspec.convert(read_json(path), BenchFile)
     except msgspec.ValidationError as error:
-        raise ValueError(f"{path} must be the JSON of nocap.bench, got {error}") from error
+        raise ValueError(
+            f"{path} must be a file that nocap.bench --json wrote, got other content ({error})"
+        ) from error
 
 
 def sessions_of(plan: StudyPlan, paths: Sequence[Path]) -> tuple[StudyPlan, list[SessionFile]]:
@@ -61,7 +63,7 @@ def sessions_of(plan: StudyPlan, paths: Sequence[Path]) -> tuple[StudyPlan, list
             arms[name] = _on_machine(plan.bench[name], arm)
         files.append(_session(plan, bench, found, number))
     claims = [claim for claim in plan.study.claims if _has_sides(plan, claim, files)]
-    rule = "have all arms of a claim in one file, with the settings of this scale"
+    rule = "name a file with all arms of a claim, measured with the settings of the study's scale"
     require(bool(claims), FLAG, rule, ", ".join(map(str, paths)))
     _check_apart(plan, files)
     return replace(plan, study=replace(plan.study, claims=claims), bench=arms), files
@@ -72,7 +74,7 @@ def _check_alike(benches: Sequence[BenchFile]) -> None:
     for fact in ("name", "torch"):
         values = list(dict.fromkeys(str(bench.hardware.get(fact)) for bench in benches))
         require(
-            len(values) == 1, FLAG, f"have files with the same hardware.{fact}", ", ".join(values)
+            len(values) == 1, FLAG, f"name files with the same hardware.{fact}", ", ".join(values)
         )
 
 
@@ -84,8 +86,8 @@ def _check_apart(plan: StudyPlan, files: Sequence[SessionFile]) -> None:
         if ended is None or began is None or not before.figures.keys() & after.figures.keys():
             continue
         minutes = (began - ended) / 60
-        rule = f"have at least {plan.at.apart_min:g} minutes between two sessions"
-        require(minutes >= plan.at.apart_min, FLAG, rule, f"{minutes:.1f}")
+        rule = f"name files whose sessions are at least {plan.at.apart_min:g} minutes apart"
+        require(minutes >= plan.at.apart_min, FLAG, rule, f"{minutes:.1f} minutes")
 
 
 def _arms_of(plan: StudyPlan, bench: BenchFile) -> dict[str, BenchArmJson]:

@@ -213,7 +213,7 @@ def _group(claim: str, source: str, config: BoardConfig, folder: Path) -> int:
     for number, group in enumerate(config.groups):
         numbers |= dict.fromkeys(group.sources, number)
     fitting = [begin for begin in numbers if source.startswith(begin)]
-    rule = f"begin with one of {folder / BOARD}: {', '.join(numbers)}"
+    rule = f"begin with one of the sources in {folder / BOARD} ({', '.join(numbers)})"
     require(bool(fitting), f"claim {claim}: source", rule, source)
     return numbers[max(fitting, key=len)]
 
@@ -228,7 +228,7 @@ def _config(path: Path) -> BoardConfig:
         ValueError: a wrong key or value.
     """
     plain = _read(path)
-    rule = f"hold keys and values: {', '.join(BoardConfig.__dataclass_fields__)}"
+    rule = f"hold keys and values (possible keys: {', '.join(BoardConfig.__dataclass_fields__)})"
     require(plain is None or isinstance(plain, dict), str(path), rule, plain)
     config: BoardConfig = _make(BoardConfig, plain or {}, path)
     for group in config.groups:
@@ -248,7 +248,7 @@ def unstudied(path: Path) -> list[Unstudied]:
     require(isinstance(listed, list), str(path), "be a list of claims", type(listed).__name__)
     entries = list[Unstudied]()
     for i, plain in enumerate(listed):
-        require(isinstance(plain, dict), f"{path}: [{i}]", "hold keys and values", plain)
+        require(isinstance(plain, dict), f"{path}: entry [{i}]", "hold keys and values", plain)
         entry: Unstudied = _make(Unstudied, plain, path, f"[{i}].")
         keys = [key for key in UNSTUDIED if getattr(entry, key)]
         rule = "have either the key answer or the key why"

@@ -83,7 +83,7 @@ class Conductor:
         picks = is_complete and math.isfinite(means[best])
         if self.may_run and not picks:
             why = "a run of the search failed, or all trials diverged"
-            raise FailedError(f"the search of {arm} has no result: {why}")
+            raise FailedError(f"the search (tune) of arm {arm} has no result: {why}")
         trials = list[TuningTrial]()
         for name, words in listed.items():
             mean = means[name]
@@ -226,8 +226,8 @@ class Conductor:
                 self.failed.add(session.place)
             except KeyboardInterrupt as stop:
                 raise StoppedError(
-                    "stopped; nocap keeps the finished runs and sessions, and the same "
-                    "command continues"
+                    "stopped; nocap keeps the finished runs and sessions; to continue, type "
+                    "the same command again"
                 ) from stop
 
     def _wait(self, due_in_s: float) -> None:

@@ -54,7 +54,7 @@ class CurrentClaims:
                 continue
             lines = log.of(RunLine, machine=machine, scale=scale, short=0, seed=row.repeat)
             losses = [line.val_loss for line in lines if self._is_of(row.arm, line)]
-            rule = f"have one of the losses in the study's log ({losses})"
+            rule = f"have a loss that is also in the study's log ({losses})"
             require(not losses or row.value in losses, f"claim {claim.id}", rule, row.value)
 
     def _is_of(self, arm: str, line: RunLine) -> bool:

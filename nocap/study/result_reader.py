@@ -42,10 +42,12 @@ def read_result(path: Path, study: Study, log: StudyLog) -> StudyResult | None:
         return _ResultReader(file, study, log).result()
     except KeyError as error:
         raise ValueError(
-            f"{path} must be results that nocap.study wrote, got KeyError: {error}"
+            f"{path} must be results that nocap.study wrote, got other content (KeyError: {error})"
         ) from error
     except ValueError as error:
-        raise ValueError(f"{path} must be results that nocap.study wrote, got {error}") from error
+        raise ValueError(
+            f"{path} must be results that nocap.study wrote, got other content ({error})"
+        ) from error
 
 
 class _ResultReader:

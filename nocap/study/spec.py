@@ -119,7 +119,7 @@ class Study:
         Errors:
             ValueError: there is none of that name.
         """
-        rule = f"be one of the study's {', '.join(self.scales)}"
+        rule = f"be one of the study's scales ({', '.join(self.scales)})"
         require(scale in self.scales, "scale", rule, scale)
         return self.scales[scale]
 

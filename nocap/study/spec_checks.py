@@ -99,14 +99,14 @@ def _check_claims(study: Study) -> None:
     )
     rule = f"be at least {LEAST_PAIRS} seeds, because nocap gives no verdict with fewer"
     require(not claims or n_seeds >= LEAST_PAIRS, "seeds", rule, n_seeds)
-    require(len({*ids}) == len(ids), "claims", "each have their own id", ", ".join(ids))
+    require(len({*ids}) == len(ids), "claims", "have different ids", ", ".join(ids))
     used = {study.baseline}
     for claim in claims:
         is_own = claim.compares and study.against(claim) == claim.arm
-        require(not is_own, f"claim {claim.id}: arm", "not be its own baseline", claim.arm)
+        require(not is_own, f"claim {claim.id}: arm", "differ from the claim's baseline", claim.arm)
         used.update(study.sides(claim))
     idle = [arm for arm in study.arms if arm not in used]
-    require(not idle, "arms", "each be in a claim", ", ".join(idle))
+    require(not idle, "arms", "not have an arm that no claim uses", ", ".join(idle))
 
 
 def _check_tune(study: Study) -> None:
@@ -115,15 +115,23 @@ def _check_tune(study: Study) -> None:
     is_searched = tune != Tune()
     require(not is_searched or bool(tune.seeds), "tune.seeds", "have at least one seed", "none")
     shared = [seed for seed in tune.seeds if seed in study.seeds]
-    rule = "not be seeds of the study, because the search fits each arm to its seeds"
+    rule = "not be seeds of the study, because the search fits each arm to the seeds of tune"
     require(not shared, "tune.seeds", rule, shared)
     if not is_searched:
         return
     bare = [arm for arm in study.trained_arms if arm not in tune.trials]
-    require(not bare, "tune.trials", "name every trained arm", f"none for {', '.join(bare)}")
+    require(
+        not bare,
+        "tune.trials",
+        "have trials for every arm that the study trains",
+        f"none for {', '.join(bare)}",
+    )
     sizes = {len(trials) for trials in tune.trials.values()}
     is_even = len(sizes) == 1 and min(sizes) >= 2
-    rule = "give every arm the same number of trials, at least two, or the comparison is unfair"
+    rule = (
+        "give every arm the same number of trials (at least two), because otherwise the "
+        "comparison is unfair"
+    )
     require(is_even, "tune.trials", rule, sizes)
 
 
@@ -158,7 +166,7 @@ def _check_scale(study: Study, name: str) -> None:
     at = study.scales[name]
     key = f"scales.{name}"
     is_curve = not at.curve or len({*at.curve}) >= 3
-    require(is_curve, f"{key}.curve", "be at least 3 lengths, in tokens", at.curve)
+    require(is_curve, f"{key}.curve", "be at least 3 different lengths, in tokens", at.curve)
     for claim in select_claims(study, name).claims:
         needed = {scale_key_of(metric): f"is about {metric.name}" for metric in claim.metrics}
         if claim.races:

@@ -110,7 +110,7 @@ def use_options(every: Sequence[Study], *, allow_code: bool) -> None:
                 "only with --allow-code"
             )
     if allow_code and not foreign:
-        raise ValueError("--allow-code works only for a study with a config_dir")
+        raise ValueError("--allow-code works only for a study that sets config_dir")
     outside.use(folder for study in foreign for folder in options_of(study))
 
 

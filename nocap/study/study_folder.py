@@ -75,7 +75,12 @@ def _claim_of(plain: object, seeds: list[int], key: str) -> Claim:
     require(isinstance(plain, dict), key, "hold keys and values", plain)
     content = cast(dict[str, Any], plain)
     is_bare = "seeds" not in content
-    require(is_bare, f"{key}.seeds", "be unset: set the study's seeds", content.get("seeds"))
+    require(
+        is_bare,
+        f"{key}.seeds",
+        "be unset, because a claim has the seeds of its study",
+        content.get("seeds"),
+    )
     claim: Claim = dataclass_from(Claim, {**content, "seeds": seeds}, f"{key}.")
     return claim
 

@@ -207,7 +207,8 @@ def check_readme(folder: Path) -> None:
     path = folder / "README.md"
     has_mark = not path.exists() or f"{LEARNT}\n" in read_text(path)
     rule = (
-        f"have the line '{LEARNT}': nocap keeps the text below this line, and writes the text "
+        f"have the line '{LEARNT}', because nocap keeps the text below this line, and writes "
+        "the text "
         "above it"
     )
     require(has_mark, str(path), rule, "none")

@@ -127,7 +127,7 @@ def _check_text(plan: StudyPlan) -> None:
     text = decode.prompt + decode.new if decode else 0
     for arm in plan.study.arms_needing(lambda metric: metric.made_by == PLACES[DECODING].kind):
         seq_len = plan.bench[arm].run.model.seq_len
-        rule = f"fit into model.seq_len={seq_len} of arm {arm}"
+        rule = f"have prompt + new of at most {seq_len} tokens (model.seq_len of arm {arm})"
         require(text <= seq_len, f"scales.{plan.scale}.decode", rule, text)
 
 
@@ -238,7 +238,8 @@ def check_fair(arms: Mapping[str, Composed]) -> None:
         for key in dict.fromkeys((*baseline, *config)):
             value = baseline.get(key)
             rule = (
-                f"be equal to the baseline's ({first}: {value}), or the losses are not comparable"
+                f"be equal to the baseline's ({first}: {value}), because otherwise the "
+                "losses are not comparable"
             )
             require(config.get(key) == value, f"arm {name}: {key}", rule, config.get(key))
 
@@ -262,7 +263,7 @@ def shorter(plan: StudyPlan, arm: Composed) -> list[Composed]:
     warmup = arm.run.schedule.warmup_steps
     counts = [max(1, round(share * steps)) for share in plan.at.lengths]
     is_distinct = len({*counts, steps}) == len(counts) + 1
-    rule = f"give different numbers of steps, none of them {steps}"
+    rule = f"give different numbers of steps, none of them trainer.steps={steps}"
     require(is_distinct, f"scales.{plan.scale}.lengths", rule, plan.at.lengths)
     schedules = list[Composed]()
     for n in counts:

@@ -180,7 +180,8 @@ def train(
             results |= runner.run()
             if runner.stopping:
                 raise StoppedError(
-                    "stopped; nocap keeps the finished runs, and the same command continues"
+                    "stopped; nocap keeps the finished runs; to continue, type the same "
+                    "command again"
                 )
     return results
 

@@ -51,7 +51,7 @@ def _check_shares(run: Run, model: nn.Module, optimizers: Optimizers) -> None:
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             groups.update(id(p) for p in group["params"])
-    rule = "must have each of the model's parameters in one group of one optimizer"
+    rule = "must have each of the model's parameters in exactly one group of one optimizer"
     for name, p in model.named_parameters():
         if p.requires_grad and groups[id(p)] != 1:
             raise InputError(

@@ -73,7 +73,7 @@ def read_export(path: Path, *, log: Log = no_log) -> TrainedModel:
     Errors:
         ValueError: the file is no export, of another nocap's model, or its weights are not finite.
     """
-    rule = f"{path} must be a file of nocap.export"
+    rule = f"{path} must be a file that nocap.export wrote"
     try:
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}

@@ -82,7 +82,8 @@ def load_checkpoint(path: Path, *, model: nn.Module, optimizers: Optimizers) -> 
     # its checksums are right: somebody made them so
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise InputError(
-            f"{path} must hold this run's optimizer state, got {type(error).__name__}: {error}"
+            f"{path} must hold this run's optimizer state, got other content "
+            f"({type(error).__name__}: {error})"
         ) from error
     return state
 

@@ -101,7 +101,10 @@ class CheckpointWriter:
                 shutil.rmtree(temporary, ignore_errors=True)
                 lease.check(self._stage)
                 step = state["step"]
-                line = f"checkpoint of step {step} not saved: {error}; earlier checkpoints stay"
+                line = (
+                    f"checkpoint of step {step} not saved: {error}; nocap keeps the newest "
+                    "checkpoint before it"
+                )
                 if last_try and must:
                     raise OSError(line) from error
                 prune(self.root, keep=1, always=self._always)

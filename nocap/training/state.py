@@ -40,7 +40,8 @@ def snapshot(model: nn.Module, optimizers: Optimizers, *, copy: bool) -> tuple[T
             continue
         if not _is_plain(value):
             raise InputError(
-                f"optimizer must keep tensors and plain values, got {type(value).__name__} in {key}"
+                "the optimizer's state must hold only tensors and plain values (such as "
+                f"numbers, texts and lists of them), got {type(value).__name__} in {key}"
             )
         others[key] = value
     files = {
@@ -88,7 +89,7 @@ def _put_group(group: dict[str, Any], values: Plain) -> None:
     """Put what an optimizer kept in a group back into it; JSON has made lists of its tuples."""
     missing = _plain_keys(group).keys() - values.keys()
     if missing:
-        raise ValueError(f"the state is of another optimizer, without {min(missing)}")
+        raise ValueError(f"the state is of another optimizer, because it has no {min(missing)}")
     for key, value in values.items():
         if isinstance(group.get(key), tuple):
             value = tuple(value)
@@ -119,7 +120,8 @@ def as_json(plain: Plain) -> str:
         return json.dumps(plain, allow_nan=False)
     except ValueError as error:
         raise InputError(
-            f"optimizer must keep tensors and plain values, got a non-finite number ({error})"
+            "the optimizer's state must hold only tensors and plain values (such as "
+            f"numbers, texts and lists of them), got a non-finite number ({error})"
         ) from error
 
 

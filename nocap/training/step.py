@@ -158,7 +158,8 @@ def _check_names(logged: Mapping[str, torch.Tensor], before: Mapping[str, torch.
     if differing:
         names = ", ".join(sorted(differing))
         raise InputError(
-            f"modules must log the same names in each training forward, got {names} only in some"
+            f"modules must log the same names in each training forward, got {names} only in "
+            "some forwards"
         )
 
 

@@ -132,11 +132,13 @@ def teacher_of(path: str, key: str, *, run: Run, device: torch.device) -> Langua
     teacher = trained(expanded(path))
     name = teacher.run.tokenizer.name
     if name != run.tokenizer.name:
-        raise InputError(f"{key} must be a run of {run.tokenizer.name} tokens, got {name}")
+        raise InputError(
+            f"{key} must be a run that was trained on {run.tokenizer.name} tokens, got {name}"
+        )
     seq_len = teacher.run.model.seq_len
     if seq_len < run.model.seq_len:
         raise InputError(
-            f"{key} must be a run of model.seq_len={run.model.seq_len} or more, got {seq_len}"
+            f"{key} must be a run with model.seq_len={run.model.seq_len} or more, got {seq_len}"
         )
     teacher.run.attention.prepare(teacher.run, device)
     return teacher.model.to(device).requires_grad_(False)

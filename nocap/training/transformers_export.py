@@ -99,7 +99,7 @@ def architecture(run: Run) -> str:
     require(not m.qk_norm, "model.qk_norm", f"be false {WITHOUT}", m.qk_norm)
     require(m.logit_softcap is None, "model.logit_softcap", f"be null {WITHOUT}", m.logit_softcap)
     position = run.position.kind
-    rule = "be rope (as Llama) or learned (as GPT-2) with --hf"
+    rule = "be rope (as in Llama) or learned (as in GPT-2) with --hf"
     require(position in COUNTERPARTS, "position", rule, position)
     theirs = COUNTERPARTS[position]
     beside = f"with --hf and position={position}, as in {theirs.model_type}"

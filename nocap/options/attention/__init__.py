@@ -84,7 +84,9 @@ class Attention(Option):
     def mixer(self, run: AnyRun, layer: int) -> Mixer:
         """Return a layer's function from q_BHTD, k_BKTD, v_BKTD to BHTD, K being `n_kv_heads`; a
         module where it has parameters."""
-        raise NotImplementedError(f"attention.kind={self.kind} must define mixer, or build")
+        raise NotImplementedError(
+            f"attention.kind={self.kind} must define the method mixer, or build"
+        )
 
     def prepare(self, run: AnyRun, device: torch.device) -> None:
         """Make what mixers look up, before the first forward on this device."""

@@ -37,4 +37,4 @@ class Data(Option):
         """Return the shards, made or fetched if they are missing, not yet read.
         `nocap.data.shard_cache.cached_set` keeps what is made in the cache, until the code
         that makes it is another. `ValueError` in one line for whatever a user can put right."""
-        raise NotImplementedError(f"data.kind={self.kind} must define locate")
+        raise NotImplementedError(f"data.kind={self.kind} must define the method locate")

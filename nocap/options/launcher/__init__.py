@@ -51,7 +51,9 @@ class Launcher(Option):
         Errors:
             ValueError: something that it needs is not there.
         """
-        raise NotImplementedError(f"hydra.launcher.kind={self.kind} must define executor")
+        raise NotImplementedError(
+            f"hydra.launcher.kind={self.kind} must define the method executor"
+        )
 
     def devices(self) -> ThisMachine | None:
         """Return this machine's devices where cells run on these alone, as those of a search must;

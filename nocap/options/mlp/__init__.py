@@ -24,4 +24,4 @@ class Mlp(Option):
 
     def build(self, d_model: int) -> nn.Module:
         """Return a module from x_BTC to BTC, C being `d_model`."""
-        raise NotImplementedError(f"mlp.kind={self.kind} must define build")
+        raise NotImplementedError(f"mlp.kind={self.kind} must define the method build")

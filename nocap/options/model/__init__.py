@@ -83,9 +83,13 @@ class Model(Option):
 
     def build(self, run: AnyRun, *, vocab_size: int) -> nn.Module:
         """Return the model, a `nocap.model.language_model.LanguageModel`."""
-        raise NotImplementedError(f"model.kind={self.kind} must define build, or extend Gpt")
+        raise NotImplementedError(
+            f"model.kind={self.kind} must define the method build, or extend Gpt"
+        )
 
     def build_block(self, run: AnyRun, layer: int) -> nn.Module:
         """Return a block: a module from x_BTC and the forward's `nocap.model.context.Context` to
         BTC."""
-        raise NotImplementedError(f"model.kind={self.kind} must define build_block, or extend Gpt")
+        raise NotImplementedError(
+            f"model.kind={self.kind} must define the method build_block, or extend Gpt"
+        )

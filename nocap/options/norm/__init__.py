@@ -23,4 +23,4 @@ class Norm(Option):
 
     def build(self, d_model: int) -> nn.Module:
         """Return a module over the last dimension, of `d_model` channels."""
-        raise NotImplementedError(f"norm.kind={self.kind} must define build")
+        raise NotImplementedError(f"norm.kind={self.kind} must define the method build")

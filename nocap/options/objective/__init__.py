@@ -42,4 +42,4 @@ class Objective(Option):
         """Return the loss of the residual stream before the head's norm, in nats per token, and its
         parts. `next_token` is one of them, the plain loss, so that `train/loss` means the same for
         every objective."""
-        raise NotImplementedError(f"objective.kind={self.kind} must define loss")
+        raise NotImplementedError(f"objective.kind={self.kind} must define the method loss")

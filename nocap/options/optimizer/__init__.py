@@ -38,7 +38,7 @@ class Optimizer(Option):
     def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
         """Return optimizers that share out all of the model's parameters.
         `nocap.training.optimizer` has the usual groups."""
-        raise NotImplementedError(f"optimizer.kind={self.kind} must define build")
+        raise NotImplementedError(f"optimizer.kind={self.kind} must define the method build")
 
     def validating(self, optimizers: list[torch.optim.Optimizer]) -> AbstractContextManager[object]:
         """Give the parameters, inside the block, the weights that are validated, and generated

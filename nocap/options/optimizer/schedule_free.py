@@ -39,11 +39,11 @@ class ScheduleFree(AdamW):
         AdamW.check(self, run)
         steps = run.trainer.steps
         last_rate = run.schedule.multiplier(step=steps - 1, steps=steps)
-        rule = "end at the peak learning rate with optimizer=schedule_free, like schedule=constant"
+        rule = "end at the peak learning rate with optimizer=schedule_free (set schedule=constant)"
         require(last_rate == 1.0, "schedule", rule, run.schedule.kind)
         for name, idea in run.ideas.items():
             rule = (
-                f"not hold {name} with optimizer=schedule_free, because both choose the weights "
+                f"not include {name} with optimizer=schedule_free, because both choose the weights "
                 f"for validation"
             )
             require(not overrides(idea, "validating"), "ideas", rule, ", ".join(run.ideas))

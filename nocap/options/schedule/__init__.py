@@ -31,7 +31,7 @@ class Schedule(Option):
 
     def shape(self, *, step: int, steps: int) -> float:
         """Return `multiplier` after the warm-up."""
-        raise NotImplementedError(f"schedule.kind={self.kind} must define shape")
+        raise NotImplementedError(f"schedule.kind={self.kind} must define the method shape")
 
     def free_until(self, steps: int) -> int:
         """Return the step up to which no rate depends on `steps`, so that a longer run has the same

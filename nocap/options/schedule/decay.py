@@ -58,7 +58,7 @@ class Wsd(Linear):
     def check(self, run: Run) -> None:
         Schedule.check(self, run)
         steps = run.trainer.steps
-        rule = f"leave room for schedule.warmup_steps={self.warmup_steps} in trainer.steps={steps}"
+        rule = f"be at most trainer.steps={steps} minus schedule.warmup_steps={self.warmup_steps}"
         fits = self.warmup_steps + self.decay_steps <= steps
         require(fits, "schedule.decay_steps", rule, self.decay_steps)
 

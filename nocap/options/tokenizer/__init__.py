@@ -25,7 +25,7 @@ class Tokenizer(Option):
     @property
     def vocab_size(self) -> int:
         """Return the number of tokens, end-of-text included, without loading anything."""
-        raise NotImplementedError(f"tokenizer.kind={self.kind} must define vocab_size")
+        raise NotImplementedError(f"tokenizer.kind={self.kind} must define the property vocab_size")
 
     @property
     def end_of_text(self) -> int | None:
@@ -36,4 +36,4 @@ class Tokenizer(Option):
     def load(self, *, cache_dir: Path) -> tiktoken.Encoding:
         """Return the encoding. `ValueError` where its files are missing and cannot be fetched; it
         says how to get them."""
-        raise NotImplementedError(f"tokenizer.kind={self.kind} must define load")
+        raise NotImplementedError(f"tokenizer.kind={self.kind} must define the method load")

@@ -129,7 +129,7 @@ class Tracker(Option):
     def open(self, facts: RunFacts) -> TrackerSession:
         """Open a session, in the first rank only. A resumed run opens a new one and logs its kept
         rows again."""
-        raise NotImplementedError(f"tracker.kind={self.kind} must define open")
+        raise NotImplementedError(f"tracker.kind={self.kind} must define the method open")
 
     def is_awaited(self) -> bool:
         """Say whether somebody waits for this run's record, also where it has been trained
@@ -149,7 +149,8 @@ class Tracker(Option):
             ValueError: it does not take this one.
         """
         raise NotImplementedError(
-            f"tracker.kind={self.kind} must define resend, because uploads is True"
+            f"tracker.kind={self.kind} must define the method resend, because its class has "
+            "uploads = True"
         )
 
     def open_comparison(self, facts: RunFacts) -> TrackerSession | None:

@@ -78,9 +78,13 @@ def read(path: Path, *, cut: bool = True) -> Iterator[Row]:
         raise ValueError(f"line {rows.line_num} must be a row of a CSV table ({error})") from None
     if short is not None:
         require(cut and short[2] < len(names), *short)
-        raise CutError(f"{short[0]} has {short[2]} cells of {len(names)}, so nocap leaves it out")
+        raise CutError(
+            f"{short[0]} has {short[2]} cells of {len(names)}, so nocap leaves out this line"
+        )
     if full_lines.lost:
-        raise CutError(f"line {full_lines.lost} has no final newline, so nocap leaves it out")
+        raise CutError(
+            f"line {full_lines.lost} has no final newline, so nocap leaves out this line"
+        )
 
 
 class _Lines:

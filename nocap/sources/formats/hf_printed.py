@@ -35,7 +35,12 @@ def read(path: Path) -> Iterator[Row]:
             values = ast.literal_eval(NOT_FINITE.sub(r"'\1'", match[1])) if match else None
         except (ValueError, SyntaxError):
             values = None
-        require(isinstance(values, dict), f"line {number}", "be a dict of Python", repr(line[:80]))
+        require(
+            isinstance(values, dict),
+            f"line {number}",
+            "be a complete dict of Python",
+            repr(line[:80]),
+        )
         assert values
         if "train_runtime" in values:
             ended = "finished"

@@ -36,7 +36,7 @@ def read(path: Path) -> Iterator[Row]:
                 shown = repr(text.strip()[:60])
                 if number > 1 and not text.endswith("\n"):
                     raise CutError(
-                        f"line {number} is incomplete, so nocap leaves it out: {shown}"
+                        f"line {number} is incomplete, so nocap leaves out this line: {shown}"
                     ) from None
                 raise ValueError(f"line {number} must be a JSON object, got {shown}") from None
             yield {**row, "line": number}

@@ -45,7 +45,7 @@ def read(path: Path) -> Iterator[Row]:
 
 def _of_folder(run: Path) -> Iterator[Row]:
     meta = yaml.safe_load((run / "meta.yaml").read_text())
-    require(isinstance(meta, dict), "meta.yaml", "be a mapping", type(meta).__name__)
+    require(isinstance(meta, dict), "meta.yaml", "hold keys and values", type(meta).__name__)
     if meta.get("lifecycle_stage") == "deleted":
         return
     state = STATES.get(meta.get("status"), "unknown")
@@ -59,8 +59,8 @@ def _of_folder(run: Path) -> Iterator[Row]:
             cells = text.split()
             require(
                 len(cells) in (2, 3),
-                f"{metric}, line {number}",
-                "be time, value and step",
+                f"metrics/{metric}, line {number}",
+                "be a time, a value and perhaps a step",
                 repr(text[:60]),
             )
             step = int(cells[2]) if len(cells) == 3 else 0

@@ -61,7 +61,7 @@ def _events(path: Path) -> Iterator[bytes]:
             )
             event = file.read(size + CRC)
             if len(head) < LENGTH.size + CRC or len(event) < size + CRC:
-                raise CutError("its last event is incomplete, so nocap leaves it out")
+                raise CutError("its last event is incomplete, so nocap leaves out this event")
             yield event[:size]
 
 

@@ -144,7 +144,7 @@ def _records(path: Path) -> Iterator[bytes]:
             require(
                 crc32(body, crc32(bytes([kind]))) == checksum,
                 f"byte {at}",
-                "begin a record with a correct checksum",
+                "begin a block with a correct checksum (the file may be damaged)",
                 "another checksum",
             )
             content += body

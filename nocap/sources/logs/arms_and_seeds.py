@@ -43,8 +43,8 @@ from nocap.sources.logs.run_names import FILE_NAMES, FOLDER_NAMES, RUN_NAMES, Ru
 
 LEAST_RUNS = 2  # runs of an arm, of which numbers may be the seeds; and such arms
 FLAGS = (
-    "name them with --names '{arm}/{seed}', the pattern of the paths, or with --columns "
-    "arm=COLUMN,seed=COLUMN, columns of the log"
+    "name arm and seed with --names '{arm}/{seed}' (a pattern for the paths), or with --columns "
+    "arm=COLUMN,seed=COLUMN (columns of the log)"
 )
 
 

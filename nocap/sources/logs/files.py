@@ -137,7 +137,9 @@ def _format(name: str) -> Format:
         return _make_format(name, vars(importlib.import_module(f"{formats.__name__}.{name}")))
     path = expanded(name)
     is_file = path.suffix == ".py" and path.is_file()
-    require(is_file, "--format", f"be one of {', '.join(BUILT_IN)}, or a Python file", name)
+    require(
+        is_file, "--format", f"be one of {', '.join(BUILT_IN)}, or the path of a Python file", name
+    )
     try:
         content = runpy.run_path(str(path))
     except (Exception, SystemExit) as error:  # the file may raise anything
@@ -146,7 +148,10 @@ def _format(name: str) -> Format:
         ) from error
     ok = callable(content.get("read")) and isinstance(content.get("PATTERN"), str)
     require(
-        ok, f"--format {path}", "define read(path) and PATTERN, such as '*.txt'", "something else"
+        ok,
+        f"--format {path}",
+        "define the function read(path) and the text PATTERN, such as '*.txt'",
+        "something else",
     )
     return _make_format(path.name, content)
 
@@ -184,7 +189,7 @@ def _logs(path: str, forms: Sequence[Format], *, is_chosen: bool) -> list[tuple[
     ]
     pairs = _without_shadowed(pairs)
     names = dict.fromkeys(form.name for _, form in pairs)
-    rule = "hold logs of one format; choose the format with --format"
+    rule = "hold logs of one format, or be read with --format NAME"
     require(len(names) < 2, path, rule, " and ".join(names))
     return pairs
 

@@ -75,8 +75,11 @@ def load_logs(
     # logs beside nocap's own runs are named there, and left out
     if not format and not all(map(_may_be_logs, paths)):
         has_options = bool(columns or hardware or names)
-        rule = "hold only logs of other trainers with --columns, --names or --hardware"
-        require(not has_options, shorten(paths), rule, "runs of nocap, or no files")
+        rule = (
+            "hold only logs of other trainers, because --columns, --names and --hardware "
+            "work only with these"
+        )
+        require(not has_options, shorten(paths), rule, "runs of nocap, or paths that do not exist")
         return runs.load_runs(paths)
     logs, lines = of_paths(paths, format)
     loaded = _LoadedLogs()

@@ -21,7 +21,9 @@ def read_by_template(runs: Sequence[RunNames], template: str) -> None:
     pattern = _pattern_of(template)
     for run in runs:
         match = re.search(rf"(?:^|/){pattern}(?:\.[a-z][\w.]*)?$", run.path, re.IGNORECASE)
-        require(match is not None, NAMES_FLAG, f"fit every path, also {run.path}", template)
+        require(
+            match is not None, NAMES_FLAG, f"match every path, and so also {run.path}", template
+        )
         assert match
         groups = match.groupdict()
         if "arm" in groups:

@@ -86,17 +86,15 @@ def runs_of(rows: Iterable[Row], columns: Columns) -> LogContent:
     except CutError as cut:
         sorter.lines.append(str(cut))
     names = sorter.names
-    require(bool(names), "it", "hold rows", "none")
+    require(bool(names), "it", "hold at least one row", "none")
     own_names = [name for name in names if name != "line" and not name.startswith((CONFIG, FINAL))]
-    offered = f"{shorten(own_names, most=20)} (--columns KEY=NAME)"
+    offered = f"the columns {shorten(own_names, most=20)} (choose one with --columns KEY=NAME)"
     for key, column in columns.items():
         parts = [column.name]
         if key == "arm":
             parts = arm_columns(column.name, names)
         for part in parts:
-            require(
-                part in names, f"--columns {key}", f"be one of the log's columns, {offered}", part
-            )
+            require(part in names, f"--columns {key}", f"be one of {offered}", part)
     _add_lost(sorter.runs)
     with_loss = [run for run in sorter.runs if run.has_loss]
     for run in with_loss:
@@ -122,9 +120,9 @@ def _hint(names: Sequence[str]) -> str:
     """Say how a loss of another unit is read."""
     for name in names:
         if PERPLEXITY.search(name):
-            return f"; read a perplexity with --columns 'val_loss=log({name})'"
+            return f" (read a perplexity with --columns 'val_loss=log({name})')"
         if re.search(r"loss.*bits|bits.*loss", name):
-            return f"; read a loss in bits with --columns val_loss={name}/{1 / math.log(2):.6f}"
+            return f" (read a loss in bits with --columns val_loss={name}/{1 / math.log(2):.6f})"
     return ""
 
 
@@ -140,7 +138,8 @@ def _lines_about(every: Sequence[LogRun], with_loss: Sequence[LogRun]) -> list[s
             raise ValueError(
                 f"{title(run.facts) or 'the log'} must have one loss for each step, got several "
                 "that differ; name the column that separates the runs with --columns arm=NAME or "
-                f"run=NAME (these have one value and separate nothing: {columns})"
+                "--columns run=NAME (columns with only one value, which separate nothing: "
+                f"{columns})"
             )
     if any(not run.has_clock for run in with_loss):
         lines.append("its seconds go back, as after a resume, so nocap does not compare its times")

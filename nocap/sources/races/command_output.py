@@ -110,7 +110,8 @@ class MetricReader:
             require(
                 line != CUT,
                 "the output of the command",
-                f"have at most {LOG_BYTES >> 20} MiB (--file FILE searches a larger file)",
+                f"have at most {LOG_BYTES >> 20} MiB (for more, let the command write a "
+                "file, and add --file FILE)",
                 "more",
             )
             for step, text in self._matches(line, like):
@@ -150,7 +151,7 @@ class MetricReader:
         Errors:
             FailedError: none, one that is no number, or with `finite` one that is not finite.
         """
-        where = self.file or f"the command's output, which must match {self.pattern.pattern!r}"
+        where = self.file or f"the command's output (as text that matches {self.pattern.pattern!r})"
         try:
             points = self.curve(folder)
             require(bool(points), self.name, f"be in {where}", "nothing")
@@ -207,7 +208,7 @@ def _check_match(match: re.Match[str], group: str | int, name: str) -> None:
             require(
                 token.span() == (start, end),
                 name,
-                f"match all of the number {token[0]}",
+                f"have a pattern that matches all of the number {token[0]}",
                 match[group],
             )
 

@@ -28,9 +28,9 @@ def check_program(name: str, words: Sequence[str], at: Path) -> None:
     """Refuse a command that begins with no program. `at`: the folder where it runs."""
     first = words[0] if words else ""
     is_program = bool(words) and (shutil.which(first) is not None or os.access(at / first, os.X_OK))
-    rule = "begin with a program that exists"
+    rule = "be a command that begins with a program that exists"
     if re.match(r"\w+=", first):
-        rule += f" (env {first} PROGRAM sets a variable)"
+        rule += f" (to set a variable: env {first} PROGRAM)"
     require(is_program, name, rule, shlex.join(words[:1]) or "nothing")
 
 

@@ -65,7 +65,7 @@ def of_commands(
     here = Path.cwd()
     top = repository(here)
     if locked and top is None:
-        raise ValueError(f"--locked works only in a git repository, and {here} is in none")
+        raise ValueError(f"--locked works only in a git repository, and {here} is not in one")
     tree = ""
     equal = ""
     stamps = dict[str, Stamp]()
@@ -162,7 +162,7 @@ def of_refs(
     here = Path.cwd()
     top = repository(here)
     if top is None:
-        raise ValueError(f"--ref works only in a git repository, and {here} is in none")
+        raise ValueError(f"--ref works only in a git repository, and {here} is not in one")
     refs = dict.fromkeys(ref for ref, _ in commands)
     commits = {ref: commit_of(ref, top, apart) for ref in refs}
     trees = {ref: tree_of(commit, top, apart) for ref, commit in commits.items()}
@@ -212,7 +212,7 @@ def _check_differ(commands: Sequence[tuple[str, Sequence[str]]], trees: Mapping[
     for ref, words in commands:
         if ref != first and trees[ref] == trees[first] and words == of_first:
             same.append(ref)
-    require(not same, "--ref", f"differ from {first} in a file", ", ".join(same))
+    require(not same, "--ref", f"differ from {first} in at least one file", ", ".join(same))
 
 
 def _begin_version(
@@ -252,4 +252,4 @@ def _begin_version(
                 "with pip install -e?)"
             )
             raise FailedError(f"the command loaded {what}")
-        raise FailedError("the command changed a path of --link")
+        raise FailedError("the command changed a file of a --link path, which all arms share")

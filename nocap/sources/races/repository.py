@@ -205,7 +205,7 @@ def digest_of_locked(
     for name, every in files_of_arms.items():
         for pattern in patterns:
             files = {path: blob for path, blob in every.items() if fnmatch(path, pattern)}
-            require(bool(files), "--locked", f"match a file of {name}", pattern)
+            require(bool(files), "--locked", f"match at least one file of {name}", pattern)
             files_by_arm.setdefault(name, {}).update(files)
     first, *others = files_by_arm.items() if files_by_arm else [("", {})]
     for name, files in others:
@@ -215,7 +215,7 @@ def digest_of_locked(
         require(
             not differing,
             "--locked",
-            f"match files that are equal in {first[0]} and {name}",
+            f"match only files that are equal in {first[0]} and {name}",
             ", ".join(differing[:3]),
         )
     return digest(first[1])
@@ -230,7 +230,7 @@ def digest_of_linked(paths: Sequence[str], top: Path) -> str:
     hashes = {}
     for path in paths:
         source = top / path
-        require(source.exists(), "--link", f"be a file or folder of {top}", path)
+        require(source.exists(), "--link", f"be a file or folder that exists in {top}", path)
         for file in _files_at(source):
             with file.open("rb") as opened:
                 sha256 = hashlib.file_digest(opened, "sha256")

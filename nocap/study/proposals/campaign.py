@@ -103,7 +103,7 @@ class Campaign:
         """
         number = len(self.proposals) + 1
         rule = (
-            f"be at most {MOST_PROPOSALS} proposals of a study, because nocap checked "
+            f"be used for at most {MOST_PROPOSALS} proposals of a study, because nocap checked "
             "the error rate only up to this number"
         )
         require(number <= MOST_PROPOSALS, "--propose", rule, f"proposal {number}")

@@ -90,7 +90,7 @@ def _compose(rules: Propose, baseline: Composed, words: Sequence[str]) -> Compos
     check_fair({BASELINE: baseline, PROPOSAL: proposal})
     sides = (proposal.run, baseline.run)
     tokens, most = (run.tokens_before(run.trainer.steps) for run in sides)
-    rule = f"be the baseline's {most:,} tokens"
+    rule = f"be equal to the baseline's {most:,} tokens"
     require(tokens == most, "trainer.steps × trainer.batch_tokens", rule, f"{tokens:,}")
     if rules.flops is not None:
         check_flops(sides, most=rules.flops)
@@ -116,7 +116,7 @@ def check_flops(sides: Sequence[Run], *, most: float) -> None:
         require(counted is not None, "FLOPs of a token", rule, basis)
         flops.append(cast(float, counted))
     share = flops[0] / flops[1]
-    require(share <= most, "FLOPs of a token", rule, f"{share:.3f}")
+    require(share <= most, "FLOPs of a token", rule, f"{share:.3f} times")
 
 
 def _train(label: str, sides: Mapping[str, Composed], seeds: Sequence[int]) -> Losses:

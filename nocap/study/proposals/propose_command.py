@@ -33,7 +33,9 @@ def propose(arguments: argparse.Namespace) -> int:
     use_options([study], allow_code=arguments.allow_code)
     rules = study.propose
     if rules is None:
-        raise ValueError("study.yaml must have propose, as in propose: {gain: 0.01}, got none")
+        raise ValueError(
+            "study.yaml must have the key propose (such as propose: {gain: 0.01}), got none"
+        )
     with lease.acquire(folders[0]), ExitStack() as undo:
         proposals = _proposals(study, rules, arguments.propose, options, undo)
         try:
@@ -42,7 +44,7 @@ def propose(arguments: argparse.Namespace) -> int:
                 arguments.answer(answer_json(line))
         except KeyboardInterrupt as stop:  # wherever it comes, also between two runs
             raise StoppedError(
-                "paused; nocap keeps the runs that ended, and the same command continues"
+                "paused; nocap keeps the runs that ended; to continue, type the same command again"
             ) from stop
     return EXIT_CODES["finished"]
 

@@ -62,7 +62,12 @@ class WandbKeys(Tracker):
 
     def __post_init__(self) -> None:
         fits = self.project and not re.search(r"[/\\#?%:]", self.project)
-        require(bool(fits), "tracker.project", r"be a name without / \ # ? % :", repr(self.project))
+        require(
+            bool(fits),
+            "tracker.project",
+            r"be a non-empty name without / \ # ? % or :",
+            repr(self.project),
+        )
         require(
             "" not in self.tags,
             "tracker.tags",
@@ -82,7 +87,7 @@ class WandbKeys(Tracker):
         url = os.environ.get("WANDB_BASE_URL", "")
         parts = urlsplit(url)
         is_address = parts.scheme in ("http", "https") and bool(parts.hostname)
-        rule = "be a server's address, as https://api.wandb.ai"
+        rule = "be a server's address, such as https://api.wandb.ai"
         require(is_address or not url, "WANDB_BASE_URL", rule, url)
 
     def may_send(self) -> bool:

@@ -9,7 +9,10 @@ from typing import Any
 
 from nocap.config.keys import require
 
-NEEDS_KEY = "be unset: nocap reads rows from W&B with an API key (WANDB_API_KEY or wandb login)"
+NEEDS_KEY = (
+    "be unset, because nocap reads rows from W&B with an API key (set WANDB_API_KEY, or type "
+    "wandb login)"
+)
 SERVICE = "WANDB_SERVICE"  # has the address of wandb's own process, which children would share
 
 
