@@ -66,5 +66,5 @@ class Logs:
         for name in values:
             if not NAME.fullmatch(name):
                 rule = "have at most 64 characters, which are letters, digits and _ . -"
-                raise InputError(f"the name of what a module logs must {rule}, got {name!r}")
+                raise InputError(f"the name of a logged value must {rule}, got {name!r}")
         return {name: torch.stack(several).mean() for name, several in sorted(values.items())}
