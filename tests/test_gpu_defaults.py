@@ -347,8 +347,7 @@ def test_a_step_that_has_no_room_is_refused_by_its_micro_batch() -> None:
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 6 GiB\nmore")
     assert str(no_room(d12("trainer.batch_tokens=524288"), error)) == (
         "trainer.micro_batch must be smaller, in all arms that you compare, because a step does "
-        "not fit into "
-        "this memory (CUDA out of memory. Tried to allocate 6 GiB), got 32"
+        "not fit into memory (CUDA out of memory. Tried to allocate 6 GiB), got 32"
     )
 
 
