@@ -144,7 +144,7 @@ def test_a_profile_beside_a_busy_process_says_so_first_and_names_no_winner(
     core = profile["doubts"]["core"]
     assert profile["trusted"] is False
     assert 0 < core < 0.8
-    assert said[0].startswith("not to be trusted")
+    assert said[0].startswith("do not trust these times")
     assert f"{core:.2f} of its core" in said[0]
     speeds = {line.split()[-3] for line in said if line.startswith("attention=gqa ")}
     assert speeds == {"–"}

@@ -255,7 +255,7 @@ def test_nocap_check_takes_companions_and_says_where(here: Door, tmp_path: Path)
 
     shutil.copytree(SOFTCAP, tmp_path / "raises/attention")
     file = tmp_path / "raises/attention/softcap.py"
-    line = "            groups, (T, D) ="
+    line = "            groups = q_BHTD"
     text = edited(file.read_text(), line, f"            raise RuntimeError('never')\n{line}")
     file.write_text(text)
     failed = made(check("raises", "--only", "learns"), code=1)
