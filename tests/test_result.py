@@ -487,7 +487,7 @@ def test_edited_records_are_named_whatever_is_asked(file: Path) -> None:
 
     assert code == 1
     assert lines[0].startswith(f"{file}: records: its digest does not match")
-    assert lines[1].startswith(f"{file}: judged by a new question (--target)")
+    assert lines[1].startswith(f"{file}: nocap judged the file with other options (--target)")
     # who gets the new file hears of it too
     assert lines[0] in content_of(again)["problems"]
     assert judge(again)[0] == 0

@@ -202,7 +202,7 @@ def test_what_a_server_has_not_taken_is_said_with_the_command_that_sends_it(
     assert done.returncode == 0
     (line,) = done.stderr.splitlines()
     assert line.startswith("nocap: W&B: nocap did not upload everything (")
-    command = line.partition("this sends it: ")[2]
+    command = line.partition("this command sends the rest: ")[2]
     assert done.stdout == f"{command}\n"
     server.fail(200)
     module, *words = shlex.split(command)[2:]
