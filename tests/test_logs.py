@@ -778,7 +778,8 @@ REFUSALS = {
     ),
     "division by 0": (
         lambda root: [root / "logs", "--columns", "train_s=ms/0"],
-        r"--columns must divide by a number above 0, or a loss by -1, got train_s=ms/0",
+        r"--columns must divide by a number above 0 \(only a loss may also be divided by -1\), got "
+        r"train_s=ms/0",
     ),
     "flags without logs": (
         lambda root: [root / "own", "--hardware", "H100"],

@@ -323,7 +323,7 @@ def test_times_that_do_not_compare_are_refused_with_what_does(
     done = compared(profile(), flash(flops_per_token=6e5, **changed))
     refused(done, said, "their times cannot be compared", lines=2)
     counted = done.err.splitlines()[1]
-    assert "the counts differ: FLOPs a token 800,000 and 600,000 (0.750×)" in counted
+    assert "the counts of both sides: FLOPs a token 800,000 and 600,000 (0.750×)" in counted
     assert ("bytes moved" in counted) == ("hardware" in changed)
 
 

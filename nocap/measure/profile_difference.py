@@ -211,7 +211,7 @@ def _counted(before: ProfileSide, after: ProfileSide) -> str:
             continue
         ratio = second / first
         figures.append(f"{name} {count(first)} and {count(second)} ({ratio:.3f}×)")
-    return f"the counts differ: {', '.join(figures)}"
+    return f"the counts of both sides: {', '.join(figures)}"
 
 
 def _as_rows(groups: Mapping[str, Figure]) -> dict[RowKey, Figure]:

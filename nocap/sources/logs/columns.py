@@ -120,7 +120,7 @@ def columns_of(text: str) -> Columns:
         require(
             turns_sign or divisor > 0,
             "--columns",
-            "divide by a number above 0, or a loss by -1",
+            "divide by a number above 0 (only a loss may also be divided by -1)",
             text,
         )
     return columns
