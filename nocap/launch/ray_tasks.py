@@ -26,7 +26,7 @@ VARIABLES = (outside.VARIABLE, "NOCAP_CACHE", "PYTHONPATH")
 
 
 def connected(address: str) -> Any:
-    """Ray's module, in the cluster of this address.
+    """Connect to the cluster of this address, and return Ray's module.
 
     Errors:
         ValueError: nobody answers there.

@@ -49,8 +49,8 @@ class Clock(Enum):
         return read() - began
 
     def least_ms(self, work: Callable[[], object]) -> float:
-        """Milliseconds of a call: the least of REPEATS figures, each over enough calls, after one
-        call that is not counted."""
+        """Return the milliseconds of a call: the least of REPEATS figures, each over enough calls,
+        after one call that is not counted."""
         work()
         calls = 1
         while self.seconds(partial(repeat, work, calls)) < LEAST_S and calls < 4096:

@@ -15,7 +15,7 @@ COPY_BYTES = {Device.cpu: 2**28, Device.cuda: 2**31}  # far beyond any cache
 
 
 def measure_peak(device: Device) -> Peak:
-    """FLOP/s and bytes/s of the device with the threads that torch has now."""
+    """Measure the FLOP/s and bytes/s of the device, with the threads that torch has now."""
     flops = {precision.value: matmul_flops(device, precision) for precision in Precision}
     n = COPY_BYTES[device]
     source = torch.zeros(n // 4, device=device.value)
@@ -26,9 +26,9 @@ def measure_peak(device: Device) -> Peak:
 
 
 def matmul_flops(device: Device, precision: Precision) -> float:
-    """FLOP/s of a large square matrix product, the best of several: the measured denominator of
-    MFU. Of a smaller one where a large one takes more than a second: bf16 on a CPU without
-    instructions for it."""
+    """Measure the FLOP/s of a large square matrix product, the best of several: the denominator of
+    MFU. The product is smaller where a large one takes more than a second, as in bf16 on a CPU
+    without instructions for it."""
     clock = Clock.of(device, torch.get_num_threads())
     dtype = torch.bfloat16 if precision is Precision.bf16 else torch.float32
 

@@ -29,7 +29,7 @@ BETWEEN: Key = (STEP, "between")  # no module: between the backward's nodes, and
 
 
 def profiler(*, on_cuda: bool, memory: bool = False) -> profile:
-    """torch's profiler for one step."""
+    """Return torch's profiler for one step."""
     activities = [ProfilerActivity.CPU]
     if on_cuda:
         activities.append(ProfilerActivity.CUDA)
@@ -46,8 +46,8 @@ def of_modules(moments: Moments) -> dict[Key, float]:
 
 
 def read_moments(prof: profile, ranges: Ranges, *, on_cuda: bool) -> Moments:
-    """Milliseconds of the one step that `prof` saw, a mixer's by its moments: see
-    `nocap.measure.mixer_moments`."""
+    """Return the milliseconds of the one step that `prof` saw, those of a mixer by its moments (see
+    `nocap.measure.mixer_moments`)."""
     events = [e for e in prof.events() if not e.is_async and e.device_type.name == "CPU"]
     step = next(e for e in events if e.name == MARK + STEP)
     # without a backward nothing comes after it
@@ -133,8 +133,8 @@ def _in_backward(event: FunctionEvent) -> bool:
 
 
 def busy_ms(prof: profile) -> float:
-    """Milliseconds in which a kernel or a copy ran on the GPU: the union of their intervals. Ranges
-    on its timeline are no work."""
+    """Return the milliseconds in which a kernel or a copy ran on the GPU: the union of their
+    intervals. Ranges on the GPU's timeline are no work."""
     busy_us = 0.0
     until = -math.inf
     on_gpu = [e for e in prof.events() if e.device_type.name == "CUDA"]
@@ -160,8 +160,8 @@ def _key(event: FunctionEvent, parents: Key, ranges: Ranges, backward_ends: floa
 
 
 def allocated_bytes(call: Callable[..., object], *arguments: object) -> int:
-    """Bytes that the call asks torch's allocator for on the CPU, whether it gives them back or not:
-    the profiler's record of each allocation (compiled code's included)."""
+    """Return the bytes that the call asks torch's allocator for on the CPU, with those that it
+    gives back. The profiler records each allocation, those of compiled code included."""
     with profiler(on_cuda=False, memory=True) as prof:
         call(*arguments)
     results: Any = prof.profiler and prof.profiler.kineto_results

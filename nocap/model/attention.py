@@ -42,8 +42,8 @@ def repeat_heads(q_BHTD: Tensor, kv_BKTD: Tensor) -> Tensor:
 def materialized(
     q_BHTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, documents: Documents | None = None
 ) -> Tensor:
-    """softmax(q·kᵀ/√D + causal mask)·v with the T×T matrix in memory. The softmax is fp32, which
-    autocast sees to on CUDA only."""
+    """Return softmax(q·kᵀ/√D + causal mask)·v, with the T×T matrix in memory. The softmax is fp32,
+    which autocast sees to on CUDA only."""
     D = q_BHTD.shape[3]
     k_BHTD = repeat_heads(q_BHTD, k_BKTD)
     v_BHTD = repeat_heads(q_BHTD, v_BKTD)
@@ -116,8 +116,8 @@ def _empty_heads(run: Run, n: int) -> Tensor:
 
 
 def flex(window: int | None) -> Mixer:
-    """FlexAttention (arXiv:2412.05496) over a window, or with None all earlier tokens; tiles that
-    no query sees are skipped. CUDA only, always compiled."""
+    """Return FlexAttention (arXiv:2412.05496) over a window, or with None over all earlier tokens.
+    It skips tiles that no query sees. CUDA only, always compiled."""
 
     def mix(
         q_BHTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, documents: Documents | None = None

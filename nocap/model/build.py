@@ -61,8 +61,8 @@ def check_plugged_in(run: Run, model: LanguageModel) -> None:
 
 
 def count_parameters(model: nn.Module) -> dict[str, int]:
-    """`total` counts a tied matrix once; `non_embedding` leaves out every table of embeddings, and
-    the head's matrix."""
+    """Return two counts: `total` counts a tied matrix once; `non_embedding` leaves out every table
+    of embeddings, and the head's matrix."""
     total = sum(p.numel() for p in model.parameters())
     head = getattr(model, "head", None)
     tables = [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]

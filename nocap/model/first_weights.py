@@ -11,8 +11,8 @@ import torch
 
 @contextmanager
 def keyed(seed: int, name: str) -> Iterator[None]:
-    """Inside, torch's CPU generator is a function of seed and name; after it, it goes on as if
-    nothing had been drawn."""
+    """Make torch's CPU generator a function of seed and name inside the block. After the block the
+    generator goes on as if nothing had been drawn."""
     before = torch.default_generator.get_state()
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     torch.default_generator.manual_seed(int.from_bytes(digest[:7], "big"))

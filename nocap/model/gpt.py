@@ -104,8 +104,8 @@ class Block(nn.Module):
         return self._call(ActivationCheckpointing.mlp, self.mlp, x_BTC)
 
     def _call(self, part: ActivationCheckpointing, f: Callable[..., Tensor], *args: Any) -> Tensor:
-        """f(*args). Where this part is checkpointed, f's inside is computed again in the backward
-        pass (arXiv:1604.06174)."""
+        """Return f(*args). Where this part is checkpointed, the backward pass computes what is
+        inside f again (arXiv:1604.06174)."""
         if self.checkpointing is not part:
             return f(*args)
         # what an option draws is drawn again alike
@@ -194,8 +194,8 @@ class GPT(LanguageModel):
         where: slice | Tensor | None = None,
         mixers: Sequence[Mixer] | None = None,
     ) -> Tensor:
-        """Token ids to the residual stream before the final norm, (B, T, C). `where` are their
-        positions; default: `places`."""
+        """Return the residual stream of these token ids before the final norm, (B, T, C). `where`
+        are the tokens' positions; default: `places`."""
         if where is None:
             where = self.places(tokens_BT)
         option = self.position_option
@@ -230,12 +230,12 @@ class GPT(LanguageModel):
         return x_BTC.bfloat16()
 
     def forward(self, tokens_BT: Tensor, targets_BT: Tensor) -> Loss:
-        """Mean loss in nats per token."""
+        """Return the mean loss in nats per token."""
         loss: Loss = self.head(self.trunk(tokens_BT), targets_BT)
         return loss
 
     def logits(self, tokens_BT: Tensor) -> Tensor:
-        """Next-token logits (B, T, V), for generation and tests."""
+        """Return next-token logits (B, T, V), for generation and tests."""
         return self.head.logits(self.trunk(tokens_BT))
 
     def next_logits(self, tokens_BT: Tensor) -> Tensor:

@@ -63,14 +63,14 @@ class Head(nn.Module):
         return logits_BTV
 
     def next_token(self, x_BTC: Tensor, targets_BT: Tensor) -> Tensor:
-        """Mean cross-entropy in nats per token, fp32."""
+        """Return the mean cross-entropy in nats per token, fp32."""
         loss, _ = self.cross_entropy(x_BTC, targets_BT, z_loss=0.0)
         return loss
 
     def cross_entropy(
         self, x_BTC: Tensor, targets_BT: Tensor, *, z_loss: float
     ) -> tuple[Tensor, Tensor]:
-        """Mean of cross-entropy + z_loss·logsumexp², and of the cross-entropy alone."""
+        """Return the mean of cross-entropy + z_loss·logsumexp², and of the cross-entropy alone."""
         if self.chunks > 1:
             weight_VC = self.unembed.weight
             return chunked_cross_entropy(
